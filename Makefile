@@ -1,0 +1,59 @@
+# One line each. `make demo` and `make test` need nothing but Python 3.11 to 3.14 and this folder.
+VENV := .venv
+BIN := $(VENV)/bin
+PACKAGES := core server $(patsubst %/pyproject.toml,%,$(sort $(wildcard plugins/*/pyproject.toml)))
+PROJECTS := $(addsuffix /pyproject.toml,$(PACKAGES))
+MODEL ?=
+QUIET_CORES := OMP_WAIT_POLICY=passive
+PYTEST := $(QUIET_CORES) $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo serve test test-slow test-all test-container check fix docs bench bench-gpu clean
+
+help: ## What there is to make
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 18
+
+$(VENV)/installed: $(PROJECTS) constraints.txt tools/install.sh
+	sh tools/install.sh $(VENV) $(PACKAGES)
+	@touch $@
+
+install: $(VENV)/installed ## Make .venv with everything in it
+
+demo: install ## Serve a real small model and ask it a question
+	$(BIN)/python tools/demo.py
+
+serve: install ## Serve MODEL (the demo model when unset) on port 2242
+	$(BIN)/ingle serve $(MODEL)
+
+test: install ## The tests, under ten minutes
+	$(PYTEST) -m "not slow"
+
+test-slow: install ## The slow ones: wheels into empty environments, the container file's steps
+	$(PYTEST) -m slow
+
+test-all: test test-slow ## Both
+
+test-container: install ## Run the container file's steps in an empty Debian (root, debootstrap)
+	$(BIN)/python tools/container.py --debootstrap
+
+check: install ## Lint, format, types, who may import whom
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+fix: install ## Let ruff repair what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: install ## Generate docs/cli.md from the command definitions
+	$(BIN)/python -m ingle.cli.reference docs/cli.md
+
+bench: install ## Speed of MODEL (the demo model when unset) at batch 1
+	$(BIN)/ingle bench $(MODEL)
+
+bench-gpu: install ## Kernels on the card in this machine
+	$(BIN)/python tests/benchmarks/bench_gpu.py
+
+clean: ## Remove .venv and caches
+	rm -rf $(VENV) dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
