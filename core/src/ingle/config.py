@@ -1,0 +1,132 @@
+"""The engine's options: one frozen dataclass, validated where it is built.
+
+Field names are the command-line flags with dashes for underscores, spelled as vLLM and Aphrodite
+spell them; error messages name the flag as the user types it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from ingle.errors import ConfigError
+
+DType = Literal["auto", "float32", "float16", "half", "bfloat16", "float"]
+Device = Literal["auto", "cpu", "cuda"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """How to load a model and run it.
+
+    Attributes:
+        model: A model folder, or a Hugging Face hub id such as ``Qwen/Qwen3-8B``.
+        revision: Branch, tag or commit on the hub.
+        tokenizer: Folder of the tokenizer, when it is not the model's own.
+        quantization: Weight format, or ``auto`` to detect it.
+        kv_cache_dtype: KV-cache format (``auto``, ``fp8`` …), or one per side: ``k=auto,v=fp8``.
+        dtype: Activation dtype; ``auto`` takes the checkpoint's.
+        device: Where to run; ``auto`` takes CUDA when there is a card.
+        max_model_len: Tokens per sequence, prompt and output together: a number, ``8k``, or
+            ``auto`` for as much as model and memory allow.
+        gpu_memory_utilization: Share of the card's memory to use, 0 to 1.
+        kv_cache_memory_bytes: Exact size of the KV cache (``512MiB``, ``4GiB`` or bytes); decides
+            the number of blocks instead of ``gpu_memory_utilization``.
+        max_num_seqs: Sequences computed together at most.
+        max_num_batched_tokens: Tokens computed in one step at most; long prompts are cut into
+            chunks of this.
+        block_size: Tokens per KV-cache block.
+        enable_prefix_caching: Reuse keys and values of equal prompt beginnings.
+        seed: Seed for requests that bring none; None draws one at start.
+        enforce_eager: No CUDA graphs.
+        single_user_mode: One sequence at a time, tuned for latency.
+        strict_plugins: Any plugin failure stops start-up.
+        disable_plugin: Plugins not to load, by distribution or entry-point name.
+        max_queue_len: Waiting requests at most; more are refused with 429.
+    """
+
+    model: str = ""
+    revision: str | None = None
+    tokenizer: str | None = None
+    quantization: str = "auto"
+    kv_cache_dtype: str = "auto"
+    dtype: DType = "auto"
+    device: Device = "auto"
+    max_model_len: int | str = "auto"
+    gpu_memory_utilization: float = 0.9
+    kv_cache_memory_bytes: int | str | None = None
+    max_num_seqs: int = 32
+    max_num_batched_tokens: int = 2048
+    block_size: int = 256
+    enable_prefix_caching: bool = True
+    seed: int | None = None
+    enforce_eager: bool = False
+    single_user_mode: bool = False
+    strict_plugins: bool = False
+    disable_plugin: tuple[str, ...] = ()
+    max_queue_len: int = 1024
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "max_model_len", parse_length(self.max_model_len))
+        if self.kv_cache_memory_bytes is not None:
+            value = parse_bytes("--kv-cache-memory-bytes", self.kv_cache_memory_bytes)
+            object.__setattr__(self, "kv_cache_memory_bytes", value)
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError(
+                "--gpu-memory-utilization must be above 0 and at most 1, "
+                f"got {self.gpu_memory_utilization}."
+            )
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_queue_len"):
+            _require_positive(name, getattr(self, name))
+        _check_block_size(self.block_size)
+
+    @property
+    def max_running(self) -> int:
+        """Sequences computed together at most, single-user mode included."""
+        return 1 if self.single_user_mode else self.max_num_seqs
+
+
+def _require_positive(name: str, value: int) -> None:
+    if value < 1:
+        raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {value}.")
+
+
+def _check_block_size(size: int) -> None:
+    if size < 8 or size > 1024 or size & (size - 1):
+        raise ConfigError(f"--block-size must be a power of two from 8 to 1024, got {size}.")
+
+
+def parse_length(value: int | str) -> int | str:
+    """A token count: 8192, ``"8192"``, ``"8k"`` (8,192) or ``"auto"``.
+
+    Raises:
+        ConfigError: When it is none of these or below 1.
+    """
+    text = str(value).strip().lower()
+    if text in ("auto", "-1"):
+        return "auto"
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(k|m)?", text)
+    if not match:
+        raise ConfigError(
+            f"--max-model-len must be a number, such as 8192 or 8k, or auto; got {value!r}."
+        )
+    length = int(float(match[1]) * {"": 1, "k": 1024, "m": 1024**2}[match[2] or ""])
+    _require_positive("max_model_len", length)
+    return length
+
+
+_UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "ki": 1024, "mi": 1024**2, "gi": 1024**3}
+
+
+def parse_bytes(option: str, value: int | str) -> int:
+    """A number of bytes: 1073741824, ``"1GiB"``, ``"4GB"``, ``"512M"``.
+
+    Raises:
+        ConfigError: Naming ``option`` when it is not a size above 0.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]i?)?b?", str(value).strip().lower())
+    size = int(float(match[1]) * _UNITS[match[2] or ""]) if match else 0
+    if size < 1:
+        raise ConfigError(f"{option} must be a size such as 4GiB, 512MiB or bytes; got {value!r}.")
+    return size

@@ -1,0 +1,242 @@
+"""What formats with affine weights share: a plugin adds only where its codes lie.
+
+A plugin lists its modules as ``StoredLinear`` from the headers alone and reads one of them into
+an ``AffineWeight``; names, sizes, sharding and fusing are the same for all of them.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import ClassVar, Final
+
+import torch
+
+from ingle.errors import CheckpointError
+from ingle.plugin.affine import AffineWeight, concatenate
+from ingle.plugin.affine_config import AffineConfig
+from ingle.plugin.checkpoint import CheckpointInfo, Detection, Support, TensorReader
+from ingle.plugin.linear import LinearSpec, LinearWeight, WeightFormat, WeightLoader
+
+_TRANSFORM: Final = re.compile(r"hadamard|rotat|transform")
+"""Names of buffers that say a linear's input must be rotated before it is multiplied."""
+
+_DTYPE_BYTES: Final = {"8": 1, "16": 2, "32": 4, "64": 8}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredLinear:
+    """One linear as the headers describe it.
+
+    Attributes:
+        name: Checkpoint name without the tensor suffix.
+        layout: The plugin's own name for how it is stored.
+        bits: b.
+        out_features: N as stored.
+        in_features: K; where the headers leave it open, the most that fits.
+        spare_inputs: How many inputs fewer would fill the same words, where it is left open.
+        tensors: Checkpoint tensor names by role (``"qweight"``, ``"scales"`` …).
+    """
+
+    name: str
+    layout: str
+    bits: int
+    out_features: int
+    in_features: int
+    tensors: Mapping[str, str]
+    spare_inputs: int = 0
+
+
+def module_names(info: CheckpointInfo, suffix: str) -> list[str]:
+    """Names of the modules that store a tensor ``<module><suffix>``, in file order."""
+    return [n.removesuffix(suffix) for n in info.tensor_names if n.endswith(suffix)]
+
+
+def packed_modules(info: CheckpointInfo, suffix: str) -> list[str]:
+    """Those of ``module_names`` whose tensor holds integers, as words of codes do."""
+    names = module_names(info, suffix)
+    return [name for name in names if info.tensor_dtypes[f"{name}{suffix}"][0] in "IU"]
+
+
+def module_tensors(info: CheckpointInfo, module: str, roles: Iterable[str]) -> dict[str, str]:
+    """Those of ``<module>.<role>`` that exist, by role."""
+    names = {role: f"{module}.{role}" for role in roles}
+    return {role: name for role, name in names.items() if name in info.tensor_shapes}
+
+
+def element_bits(info: CheckpointInfo, tensor: str) -> int:
+    """Bits of one element of a tensor: 32 for ``I32``; 8 for ``F8_E4M3`` and ``BOOL``."""
+    digits = info.tensor_dtypes[tensor].lstrip("BFIU").split("_")[0]
+    return 8 * _DTYPE_BYTES.get(digits, 1)
+
+
+def infer_group_size(in_features: int, num_groups: int, stated: int | None) -> int:
+    """Inputs per group when ``in_features`` inputs have ``num_groups`` rows of scales.
+
+    The stated size is taken when it fits, else equal groups, else the usual sizes with a short
+    last group. Raises ``CheckpointError`` when nothing fits.
+    """
+    equal = [in_features // num_groups] if num_groups and in_features % num_groups == 0 else []
+    stated_sizes = [stated] if stated is not None and stated > 0 else []
+    for size in (*stated_sizes, *equal, 128, 64, 32, 256, 512, 1024, 16):
+        if -(-in_features // size) == num_groups:
+            return size
+    raise CheckpointError(
+        f"{num_groups} rows of scales do not fit {in_features} inputs at any group size "
+        f"(the config says {stated})"
+    )
+
+
+def integer_zeros(zeros: torch.Tensor, bits: int) -> torch.Tensor | None:
+    """``zeros`` (uint8 [G, N]) of its own, or None when every one is the middle, 2**(b-1)."""
+    return None if all_middle(zeros, bits) else owned(zeros)
+
+
+def all_middle(zeros: torch.Tensor, bits: int) -> bool:
+    """Whether every one of ``zeros`` is 2**(b-1), as in a symmetric file."""
+    return bool((zeros == 1 << (bits - 1)).all())
+
+
+def owned(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous copy: a weight owns its bytes, the reader's belong to the mapped file."""
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def expect_shape(name: str, tensor: torch.Tensor, wanted: tuple[int, ...]) -> torch.Tensor:
+    """``tensor``, once its shape is the wanted one; ``CheckpointError`` otherwise."""
+    if tuple(tensor.shape) != wanted:
+        raise CheckpointError(
+            f"tensor {name}: expected shape {list(wanted)}, found {list(tensor.shape)}"
+        )
+    return tensor
+
+
+def _refuse_transforms(info: CheckpointInfo, stored: Mapping[str, StoredLinear]) -> None:
+    """Raises ``CheckpointError`` when a linear would be silently wrong without a rotation."""
+    for name in info.tensor_names:
+        module, _, leaf = name.rpartition(".")
+        if module in stored and _TRANSFORM.search(leaf):
+            raise CheckpointError(
+                f"tensor {name} rotates the input of {module}, which Ingle does not do; "
+                "use a checkpoint exported without rotation"
+            )
+
+
+class AffineLoader(WeightLoader):
+    """Serves the linears of one checkpoint whose headers have been read into ``stored``."""
+
+    def __init__(
+        self, info: CheckpointInfo, config: AffineConfig, stored: Mapping[str, StoredLinear]
+    ) -> None:
+        self.info = info
+        self.config = config
+        self.stored = stored
+        _refuse_transforms(info, stored)
+
+    @abstractmethod
+    def read_weight(self, linear: StoredLinear, reader: TensorReader) -> AffineWeight:
+        """The whole of one linear, unsharded; ``linear.in_features`` is exact by now.
+
+        Raises ``CheckpointError`` when its tensors do not fit each other.
+        """
+
+    def linears(self) -> Mapping[str, tuple[int, int]]:
+        """Every linear stored in this format: name -> (out_features, in_features)."""
+        return {s.name: (s.out_features, s.in_features) for s in self.stored.values()}
+
+    def tensor_names(self, name: str) -> tuple[str, ...]:
+        """The checkpoint tensors that linear ``name`` is made of."""
+        return tuple(self._find(name).tensors.values())
+
+    def packed_bytes(self, name: str) -> int:
+        """Bytes linear ``name`` takes on disk."""
+        return sum(
+            prod(self.info.tensor_shapes[t]) * element_bits(self.info, t) // 8
+            for t in self.tensor_names(name)
+        )
+
+    def can_shard(self, spec: LinearSpec) -> Support:
+        """Always: an affine weight is cut after it is read, along either axis."""
+        return Support(ok=True, reason="affine weights are cut along either axis")
+
+    def load_linear(self, spec: LinearSpec, reader: TensorReader) -> LinearWeight:
+        """One linear as an ``AffineWeight``, cut to ``spec.shard``."""
+        linear = self._find(spec.name)
+        least = linear.in_features - linear.spare_inputs
+        if (
+            linear.out_features < spec.out_features
+            or not least <= spec.in_features <= linear.in_features
+        ):
+            tensors = {t: list(self.info.tensor_shapes[t]) for t in linear.tensors.values()}
+            raise CheckpointError(
+                f"{spec.name}: the model wants [{spec.out_features}, {spec.in_features}], but "
+                f"{tensors} hold {linear.bits}-bit [{linear.out_features}, {linear.in_features}]; "
+                "is config.json that of another model?"
+            )
+        weight = self.read_weight(replace(linear, in_features=spec.in_features), reader)
+        weight.out_features = spec.out_features
+        if weight.input_scale is not None:
+            weight.input_scale = weight.input_scale.to(spec.dtype)
+        return weight.shard(spec.shard)
+
+    def fuse(self, parts: Sequence[LinearWeight]) -> LinearWeight | None:
+        """The parts side by side along N when they agree, else None."""
+        return concatenate(parts)
+
+    def _find(self, name: str) -> StoredLinear:
+        if name not in self.stored:
+            raise CheckpointError(f"no quantised tensors are stored for the linear {name}")
+        return self.stored[name]
+
+
+class AffineFormat(WeightFormat):
+    """Recognises a checkpoint by its tensors; what the config says only rules out or prefers.
+
+    Attributes:
+        own_methods: Matches the ``quant_method`` values that name this format.
+        possible_methods: Matches every ``quant_method`` under which its tensors occur; any other
+            one means that tensors of the same names are another format's.
+    """
+
+    own_methods: ClassVar[re.Pattern[str]]
+    possible_methods: ClassVar[re.Pattern[str]]
+
+    @abstractmethod
+    def find_linears(
+        self, info: CheckpointInfo, config: AffineConfig
+    ) -> Mapping[str, StoredLinear]:
+        """Every module stored in this format, by name, from the headers alone."""
+
+    @abstractmethod
+    def make_loader(
+        self, info: CheckpointInfo, config: AffineConfig, linears: Mapping[str, StoredLinear]
+    ) -> AffineLoader:
+        """A loader for ``linears``; refuses what cannot be read."""
+
+    def detect(self, info: CheckpointInfo) -> Detection | None:
+        """By the tensors; preferred when the config names this format too."""
+        config = AffineConfig.find(info)
+        if config.method is not None and not self.possible_methods.search(config.method):
+            return None
+        linears = self.find_linears(info, config)
+        if not linears:
+            return None
+        kinds = sorted({f"{linear.layout}, {linear.bits} bits" for linear in linears.values()})
+        named = self.own_methods.search(f"{config.method} {config.layout}") is not None
+        reason = f"{len(linears)} linears stored as {self.name} ({'; '.join(kinds)})"
+        return Detection(reason=reason, priority=20 if named else 10)
+
+    def open(self, info: CheckpointInfo) -> WeightLoader:
+        """A loader for every linear stored in this format."""
+        config = AffineConfig.find(info)
+        linears = self.find_linears(info, config)
+        if not linears:
+            raise CheckpointError(
+                f"{info.path}: no linear is stored in a layout of {self.name} that can be read "
+                f"({config.source or 'no config'} names method {config.method}, layout "
+                f"{config.layout})"
+            )
+        return self.make_loader(info, config, linears)

@@ -1,0 +1,120 @@
+"""The contract for KV-cache formats: how one side (keys or values) of one layer is stored.
+
+Shape letters: T tokens, H key/value heads, D head size, B blocks, S tokens in a block.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from ingle.plugin.checkpoint import CheckpointInfo, Detection, TensorReader
+
+if TYPE_CHECKING:
+    import torch
+
+    from ingle.plugin.device import DeviceInfo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVCacheGeometry:
+    """The shape of one side of one layer's cache.
+
+    Attributes:
+        side: ``"k"`` or ``"v"``.
+        num_kv_heads: H on this rank.
+        first_kv_head: Index of this rank's first head in the whole model.
+        head_dim: D.
+        block_size: S, tokens per block.
+        dtype: torch dtype of what is written and of what ``gather`` gives back.
+    """
+
+    side: Literal["k", "v"]
+    num_kv_heads: int
+    first_kv_head: int = 0
+    head_dim: int
+    block_size: int
+    dtype: torch.dtype
+
+
+class KVStore(ABC):
+    """The storage of one side of one layer, made by ``KVCacheFormat.allocate``.
+
+    Attributes:
+        geometry: What it was allocated for.
+        num_blocks: B, the null block 0 included.
+    """
+
+    geometry: KVCacheGeometry
+    num_blocks: int
+
+    @abstractmethod
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        """Every tensor that holds cached data. Dimension 0 of each is the block, so that core can
+        copy, move and count blocks. Per-layer constants (scales) are not among them."""
+
+
+class KVCacheFormat(ABC):
+    """Stores keys or values. One object serves every layer and both sides.
+
+    Attributes:
+        name: What users type after ``--kv-cache-dtype``; also in ``k=NAME,v=NAME``.
+        aliases: Other spellings.
+        max_relative_error: Largest error of write then gather on standard normal data, by dtype
+            name, as relative Frobenius norm.
+        triton_read: ``read(T, block, head, tok, dim, mask, PAGE, D, META, DTYPE) -> (tile, scale)``
+            as a ``@triton.jit`` function, or None.
+        triton_write: ``write(T, block, head, tok, dim, x, mask, PAGE, D, META)``, or None.
+    """
+
+    name: ClassVar[str]
+    aliases: ClassVar[tuple[str, ...]] = ()
+    max_relative_error: ClassVar[Mapping[str, float]]
+    triton_read: ClassVar[Callable[..., Any] | None] = None
+    triton_write: ClassVar[Callable[..., Any] | None] = None
+
+    def detect(self, info: CheckpointInfo) -> Detection | None:
+        """A claim that this checkpoint asks for this cache type, or None."""
+        return None
+
+    @abstractmethod
+    def bytes_per_block(self, geometry: KVCacheGeometry) -> int:
+        """Bytes one block takes, scales included; need not follow any torch dtype."""
+
+    @abstractmethod
+    def allocate(self, geometry: KVCacheGeometry, num_blocks: int, device: DeviceInfo) -> KVStore:
+        """Storage for ``num_blocks`` blocks, block 0 (the null block) included."""
+
+    def load_scales(self, store: KVStore, layer_name: str, reader: TensorReader) -> bool:
+        """Takes this layer's scales from the checkpoint; returns whether there were any.
+
+        ``layer_name`` is the attention module's checkpoint name:
+        ``model.layers.0.self_attn``.
+        """
+        return False
+
+    def observe(self, store: KVStore, x: torch.Tensor) -> None:  # noqa: B027 - optional
+        """Sees ``x [T, H, D]`` once, before anything is stored, to measure scales."""
+
+    @abstractmethod
+    def write(self, store: KVStore, x: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+        """Stores ``x [T, H, D]`` at slots ``slot_mapping`` (int64 [T], slot = block * S + offset).
+
+        A slot that occurs twice ends as if only its last occurrence had been written. Other
+        slots keep their bits.
+        """
+
+    @abstractmethod
+    def gather(self, store: KVStore, block_table: torch.Tensor, seq_len: int) -> torch.Tensor:
+        """The first ``seq_len`` tokens of a sequence with blocks ``block_table`` (int64 [B']):
+        [H, seq_len, D] in ``geometry.dtype``. The reference read, on any device."""
+
+    def view(self, store: KVStore, first_block: int, num_tokens: int) -> torch.Tensor | None:
+        """``num_tokens`` tokens from the start of ``first_block`` on, *in place*: [H, T, D].
+
+        ``num_tokens`` may exceed one block: core calls it for runs of consecutive block numbers.
+        None when the layout does not allow it; core then gathers.
+        """
+        return None

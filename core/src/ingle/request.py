@@ -1,0 +1,212 @@
+"""What a client asks for and what it gets back. No torch here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ingle.errors import RequestError
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+MIN_TEMPERATURE = 1e-5
+"""Temperatures below this are greedy: dividing logits by less overflows float32."""
+MAX_N = 128
+MAX_LOGPROBS = 20
+MAX_STOP_STRINGS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How to choose tokens and when to stop. Validated where it is built.
+
+    Attributes:
+        n: Completions per prompt, 1 to 128.
+        temperature: 0 (or below 1e-5) is greedy.
+        top_k: Keep the k likeliest tokens; 0 or -1 keeps all.
+        top_p: Keep the smallest set of tokens whose probability reaches p.
+        min_p: Keep tokens at least this share of the likeliest one's probability.
+        presence_penalty: Subtracted once from every token generated before, -2 to 2.
+        frequency_penalty: Subtracted per earlier generation of the token, -2 to 2.
+        repetition_penalty: Divides positive and multiplies negative logits of tokens seen in
+            prompt or output; 1 is off.
+        logit_bias: Added to logits, by token id, -100 to 100.
+        seed: Same seed, same tokens, whatever else is in the batch; None draws one.
+        max_tokens: Tokens to generate; None goes on to the end of the context.
+        min_tokens: End-of-sequence and stop tokens are barred before this many.
+        stop: Strings that end generation; not part of the text.
+        stop_token_ids: Token ids that end generation.
+        ignore_eos: Goes on past the end-of-sequence token.
+        include_stop_str_in_output: Leaves the stop string in the text.
+        skip_special_tokens: Leaves special tokens out of the text.
+        logprobs: Number of likeliest tokens reported per position, 0 to 20; None reports none.
+        cache_salt: Requests with different salts never share cached blocks.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    logprobs: int | None = None
+    cache_salt: str | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        object.__setattr__(self, "stop", tuple(self.stop))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        _check_integers(self)
+        _check_floats(self)
+        _check_stop(self)
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is always taken."""
+        return self.temperature < MIN_TEMPERATURE
+
+
+def _refuse(param: str, value: Any, wanted: str) -> RequestError:
+    shown = repr(value)
+    shown = shown if len(shown) <= 80 else shown[:77] + "..."
+    return RequestError(f"{param} must be {wanted}, got {shown}.", param=param)
+
+
+def _check_integer(params: SamplingParams, name: str, low: int, high: int | None) -> None:
+    value = getattr(params, name)
+    if value is None:
+        return
+    wanted = f"an integer of at least {low}" if high is None else f"an integer from {low} to {high}"
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise _refuse(name, value, wanted)
+    if value < low or (high is not None and value > high):
+        raise _refuse(name, value, wanted)
+
+
+def _check_integers(params: SamplingParams) -> None:
+    _check_integer(params, "n", 1, MAX_N)
+    _check_integer(params, "top_k", -1, None)
+    _check_integer(params, "seed", -(2**63), 2**63 - 1)
+    _check_integer(params, "max_tokens", 0, None)
+    _check_integer(params, "min_tokens", 0, None)
+    _check_integer(params, "logprobs", 0, MAX_LOGPROBS)
+    if params.max_tokens is not None and params.min_tokens > params.max_tokens:
+        raise _refuse("min_tokens", params.min_tokens, f"at most max_tokens ({params.max_tokens})")
+
+
+def _check_float(params: SamplingParams, name: str, low: float, high: float | None) -> None:
+    value = getattr(params, name)
+    wanted = f"a number of at least {low}" if high is None else f"a number from {low} to {high}"
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise _refuse(name, value, wanted)
+    if value < low or (high is not None and value > high):
+        raise _refuse(name, value, wanted)
+
+
+def _check_floats(params: SamplingParams) -> None:
+    _check_float(params, "temperature", 0.0, 2.0)
+    _check_float(params, "top_p", 0.0, 1.0)
+    _check_float(params, "min_p", 0.0, 1.0)
+    _check_float(params, "presence_penalty", -2.0, 2.0)
+    _check_float(params, "frequency_penalty", -2.0, 2.0)
+    _check_float(params, "repetition_penalty", 0.0, None)
+    if params.repetition_penalty == 0:
+        raise _refuse("repetition_penalty", params.repetition_penalty, "greater than 0")
+    for token_id, bias in params.logit_bias.items():
+        if not math.isfinite(bias) or not -100 <= bias <= 100:
+            raise _refuse("logit_bias", {token_id: bias}, "from -100 to 100 for every token")
+
+
+def _check_stop(params: SamplingParams) -> None:
+    if len(params.stop) > MAX_STOP_STRINGS:
+        raise _refuse("stop", len(params.stop), f"at most {MAX_STOP_STRINGS} strings")
+    for text in params.stop:
+        if not isinstance(text, str) or not text:
+            raise _refuse("stop", text, "a non-empty string")
+
+
+def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
+    """Refuses any token id in ``params`` outside the model's vocabulary of ``vocab_size`` rows.
+
+    Ids reach the sampler as indices, so this is the one gate for every field that carries them.
+    """
+    fields = {"stop_token_ids": params.stop_token_ids, "logit_bias": tuple(params.logit_bias)}
+    for name, ids in fields.items():
+        for token_id in ids:
+            if not 0 <= token_id < vocab_size:
+                raise _refuse(name, token_id, f"a token id from 0 to {vocab_size - 1}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprob:
+    """One position's log-probabilities, of the distribution before penalties and temperature.
+
+    Attributes:
+        token_id: The sampled token.
+        logprob: Its natural log-probability.
+        rank: 1 for the likeliest token.
+        top: The likeliest tokens as (token id, log-probability), likeliest first.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class CompletionOutput:
+    """One completion (or the piece of it that is new, when streamed).
+
+    Attributes:
+        index: 0 to n-1.
+        text: Text so far; in a stream, the new text.
+        token_ids: Token ids so far; in a stream, the new ones.
+        logprobs: One entry per token of ``token_ids``, when asked for.
+        finish_reason: None while it goes on.
+        stop_reason: The stop string or stop token id that ended it, when one did.
+        error: What went wrong, when ``finish_reason`` is ``"error"``.
+    """
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    error: str | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class RequestOutput:
+    """What a request has produced.
+
+    Attributes:
+        request_id: As given.
+        prompt: The prompt's text, when it was given as text.
+        prompt_token_ids: The prompt's tokens.
+        outputs: One per completion; in a stream, only those with news.
+        finished: Whether every completion has ended.
+        num_cached_tokens: Prompt tokens whose keys and values came from the prefix cache.
+    """
+
+    request_id: str
+    prompt: str | None = None
+    prompt_token_ids: list[int] = field(default_factory=list)
+    outputs: list[CompletionOutput] = field(default_factory=list)
+    finished: bool = False
+    num_cached_tokens: int = 0
