@@ -1,0 +1,1 @@
+"""Finds plugins, keeps their failures apart, and chooses among what they offer."""
