@@ -1,0 +1,65 @@
+"""The small layers around the linears.
+
+Shape letters: T tokens, E hidden size, I intermediate size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from ingle.errors import CheckpointError
+
+
+class RMSNorm:
+    """Root-mean-square norm: ``weight * (x / rms(x))``, the division in float32."""
+
+    def __init__(self, weight: torch.Tensor, eps: float) -> None:
+        self.weight = weight
+        self.eps = eps
+        self._size = weight.shape[0]
+        self._scalar = weight.device.type == "cpu"
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` [T, E] (or [T, H, D] for per-head norms), normed over the last dimension."""
+        if self._scalar and x.numel() == self._size:
+            return self._one_row(x)
+        full = x.float()
+        mean_square = full.square().mean(-1, keepdim=True)
+        return (full * torch.rsqrt(mean_square + self.eps)).to(x.dtype) * self.weight
+
+    def _one_row(self, x: torch.Tensor) -> torch.Tensor:
+        """One row on a CPU: the scale as a Python number saves half of the operator calls."""
+        norm = float(torch.linalg.vector_norm(x, dtype=torch.float32))
+        return x * (1.0 / math.sqrt(norm * norm / self._size + self.eps)) * self.weight
+
+
+def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.gelu(x, approximate="tanh")
+
+
+_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": torch.nn.functional.silu,
+    "swish": torch.nn.functional.silu,
+    "gelu": torch.nn.functional.gelu,
+    "gelu_new": _gelu_tanh,
+    "gelu_pytorch_tanh": _gelu_tanh,
+    "relu": torch.relu,
+}
+
+
+def activation(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The activation a config names.
+
+    Raises:
+        CheckpointError: When the name is unknown.
+    """
+    if name not in _ACTIVATIONS:
+        known = ", ".join(sorted(_ACTIVATIONS))
+        raise CheckpointError(
+            f"config.json asks for the activation {name!r}, which Ingle does not know; "
+            f"it knows {known}."
+        )
+    return _ACTIVATIONS[name]

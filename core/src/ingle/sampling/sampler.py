@@ -1,0 +1,138 @@
+"""Draws one token per row: the stages a request needs, then greedy or a seeded draw.
+
+R rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ingle.request import SamplingParams, TokenLogprob
+from ingle.sampling.stages import (
+    BarTokens,
+    CountPenalties,
+    History,
+    LogitBias,
+    MinP,
+    RepetitionPenalty,
+    Stage,
+    Temperature,
+    TopK,
+    TopP,
+)
+from ingle.sampling.uniform import uniform
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingRow:
+    """One row's request.
+
+    Attributes:
+        params: How to sample.
+        seed: The request's seed.
+        history: What it has seen so far.
+    """
+
+    params: SamplingParams
+    seed: int
+    history: History
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawnToken:
+    """What a row drew: a token, or why it could not."""
+
+    token_id: int = -1
+    logprob: TokenLogprob | None = None
+    error: str | None = None
+
+
+def stages_for(params: SamplingParams, eos_token_ids: Sequence[int]) -> tuple[Stage, ...]:
+    """The stages a request needs, in order: bars, bias, penalties, temperature, truncation."""
+    stages: list[Stage] = []
+    barred = (*(() if params.ignore_eos else eos_token_ids), *params.stop_token_ids)
+    if params.min_tokens and barred:
+        stages.append(BarTokens(tuple(barred), params.min_tokens))
+    if params.logit_bias:
+        stages.append(LogitBias(params.logit_bias))
+    if params.repetition_penalty != 1:
+        stages.append(RepetitionPenalty(params.repetition_penalty))
+    if params.presence_penalty or params.frequency_penalty:
+        stages.append(CountPenalties(params.presence_penalty, params.frequency_penalty))
+    if not params.greedy:
+        stages.extend(_random_stages(params))
+    return tuple(stages)
+
+
+def _random_stages(params: SamplingParams) -> list[Stage]:
+    stages: list[Stage] = []
+    if params.temperature != 1:
+        stages.append(Temperature(params.temperature))
+    if params.top_k > 0:
+        stages.append(TopK(params.top_k))
+    if params.top_p < 1:
+        stages.append(TopP(params.top_p))
+    if params.min_p > 0:
+        stages.append(MinP(params.min_p))
+    return stages
+
+
+class Sampler:
+    """Draws tokens for a batch of rows; each row as if it were alone.
+
+    Args:
+        eos_token_ids: The model's end-of-sequence tokens, barred by ``min_tokens``.
+    """
+
+    def __init__(self, eos_token_ids: Sequence[int]) -> None:
+        self._eos_token_ids = tuple(eos_token_ids)
+
+    def __call__(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[DrawnToken]:
+        """``logits`` float32 [R, V], overwritten, to one token per row."""
+        greedy = logits.argmax(-1).tolist()
+        finite = torch.isfinite(logits.amax(-1)).tolist()
+        drawn = []
+        for index, row in enumerate(rows):
+            if not finite[index]:
+                drawn.append(DrawnToken(error="the model's logits for this request are not finite"))
+            else:
+                drawn.append(self._draw(logits[index], row, greedy[index]))
+        return drawn
+
+    def _draw(self, logits: torch.Tensor, row: SamplingRow, greedy: int) -> DrawnToken:
+        params = row.params
+        raw = logits.log_softmax(-1) if params.logprobs is not None else None
+        stages = stages_for(params, self._eos_token_ids)
+        for stage in stages:
+            logits = stage(logits, row.history)
+        if not params.greedy:
+            position = len(row.history.output_token_ids)
+            token_id = _pick(logits, uniform(row.seed, position))
+        else:
+            token_id = int(logits.argmax()) if stages else greedy
+        if not math.isfinite(float(logits[token_id])):
+            return DrawnToken(error="every token is barred by this request's own options")
+        logprob = None if raw is None else token_logprob(raw, token_id, params.logprobs or 0)
+        return DrawnToken(token_id=token_id, logprob=logprob)
+
+
+def _pick(logits: torch.Tensor, number: float) -> int:
+    """The token at ``number`` (0 to 1) of the cumulated probabilities of ``logits`` [V]."""
+    cumulated = logits.double().softmax(-1).cumsum(0)
+    target = min(number * float(cumulated[-1]), float(cumulated[-1]) * (1 - 2**-52))
+    return int(torch.searchsorted(cumulated, target, right=True))
+
+
+def token_logprob(raw: torch.Tensor, token_id: int, num_top: int) -> TokenLogprob:
+    """Log-probability, rank and the ``num_top`` likeliest tokens from ``raw`` float32 [V]."""
+    chosen = raw[token_id]
+    rank = int((raw > chosen).sum()) + 1
+    top: tuple[tuple[int, float], ...] = ()
+    if num_top:
+        values, ids = raw.topk(num_top)
+        top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
+    return TokenLogprob(token_id=token_id, logprob=float(chosen), rank=rank, top=top)
