@@ -1,0 +1,138 @@
+"""Compiled decode steps for a running engine: from disk at once, else made while it is idle."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from ingle.engine.model_runner import ModelRunner
+from ingle.model.compiled_decoder import (
+    MAX_EXTRA_BYTES,
+    CompiledDecoder,
+    extra_bytes,
+    segment_shape,
+)
+from ingle.model.decode_segment import SegmentShape
+from ingle.model.decoder import Decoder
+from ingle.model.segment_package import build_package, command, load_package, package_path
+from ingle.plugin.device import DeviceInfo
+from ingle.registry.loader import default_cache_folder
+
+logger = logging.getLogger("ingle.engine")
+
+LOOK_SECONDS = 1.0
+"""How often a waiting compiler looks whether the engine is idle."""
+IDLE_LOOKS = 3
+"""Looks in a row that must find it idle before compiling begins: it takes both cores' time."""
+LOWEST_PRIORITY = 19
+
+
+class DecodeCompiler:
+    """Puts compiled segments under a runner.
+
+    Args:
+        runner: Runs ``model``.
+        model: The decoder as it was loaded.
+        shape: What to compile for it.
+        folder: Where packages are kept.
+    """
+
+    def __init__(
+        self, runner: ModelRunner, model: Decoder, shape: SegmentShape, folder: Path
+    ) -> None:
+        self._runner = runner
+        self._model = model
+        self._shape = shape
+        self._path = package_path(folder, shape, torch.bfloat16)
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether single-token steps run through compiled segments."""
+        return isinstance(self._runner.model, CompiledDecoder)
+
+    def use_package(self) -> bool:
+        """Takes the package on disk into use; False when there is none that is right here."""
+        segment = load_package(self._path, self._shape, torch.bfloat16)
+        if segment is None:
+            return False
+        self._runner.model = CompiledDecoder(self._model, segment)
+        return True
+
+    def compile_now(self) -> None:
+        """Compiles, unless that is done, and takes the result into use.
+
+        Raises:
+            ConfigError: When there is no C++ compiler.
+        """
+        if not self.is_compiled and not self.use_package():
+            build_package(self._path, self._shape, torch.bfloat16)
+            self.use_package()
+
+    def start(self, is_idle: Callable[[], bool]) -> None:
+        """Compiles in a process of its own as soon as the engine has nothing else to do."""
+        if not self.is_compiled:
+            self._thread = threading.Thread(
+                target=self._compile_when_idle, args=(is_idle,), name="ingle-compile", daemon=True
+            )
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Gives up compiling, if that is still going on."""
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _compile_when_idle(self, is_idle: Callable[[], bool]) -> None:
+        looks = 0
+        while looks < IDLE_LOOKS:
+            if self._stopped.wait(LOOK_SECONDS):
+                return
+            looks = looks + 1 if is_idle() else 0
+        logger.info("Compiling decode kernels for this model's shape, once; some 30 s")
+        if self._run() and self.use_package():
+            logger.info("Decode steps are compiled from here on (%s)", self._path)
+
+    def _run(self) -> bool:
+        """Runs the compiler's process to its end; False when it failed or was given up."""
+        process = subprocess.Popen(
+            command(self._path, self._shape, torch.bfloat16),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        os.setpriority(os.PRIO_PROCESS, process.pid, LOWEST_PRIORITY)
+        while True:
+            try:
+                _, errors = process.communicate(timeout=LOOK_SECONDS)
+            except subprocess.TimeoutExpired:
+                if self._stopped.is_set():
+                    process.kill()
+                    process.communicate()
+                    return False
+            else:
+                break
+        if process.returncode:
+            last = errors.decode(errors="replace").strip().splitlines()[-1:]
+            logger.warning("Decode steps stay uncompiled: %s", "".join(last) or "no reason given")
+        return process.returncode == 0
+
+
+def decode_compiler(
+    runner: ModelRunner, model: Decoder, device: DeviceInfo
+) -> DecodeCompiler | None:
+    """A compiler for a loaded model, its package in use when there is one on disk; None where
+    there is nothing to gain: on a card, or for weights that segments do not know."""
+    shape = segment_shape(model) if device.type == "cpu" else None
+    if shape is None or extra_bytes(model) > MAX_EXTRA_BYTES:
+        return None
+    compiler = DecodeCompiler(runner, model, shape, default_cache_folder())
+    compiler.use_package()
+    return compiler

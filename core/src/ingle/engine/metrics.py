@@ -1,0 +1,112 @@
+"""Counters and histograms of one engine, and a snapshot of them. No torch here."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+FIRST_TOKEN_BOUNDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0)
+"""Upper bounds of the buckets for time to first token, in seconds."""
+INTER_TOKEN_BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+"""Upper bounds of the buckets for time between tokens, in seconds."""
+REQUEST_BOUNDS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0, 600.0)
+"""Upper bounds of the buckets for a request's whole time, in seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistogramData:
+    """Observations counted by size.
+
+    Attributes:
+        bounds: Upper bounds, inclusive, ascending.
+        counts: Observations per bucket, not accumulated; one more than ``bounds``: the last has
+            no upper bound.
+        total: Sum of all observations.
+    """
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    total: float
+
+    @property
+    def count(self) -> int:
+        """Observations in all."""
+        return sum(self.counts)
+
+
+class Histogram:
+    """Counts observations by size."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = tuple(bounds)
+        self._counts = [0] * (len(self._bounds) + 1)
+        self._total = 0.0
+
+    def observe(self, value: float) -> None:
+        """Counts one observation."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._total += value
+
+    def snapshot(self) -> HistogramData:
+        """Everything observed so far."""
+        return HistogramData(bounds=self._bounds, counts=tuple(self._counts), total=self._total)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """An engine's state at one moment; totals count from its start.
+
+    Attributes:
+        num_requests_running: Sequences being computed.
+        num_requests_waiting: Sequences waiting for their turn.
+        kv_cache_usage_perc: Share of the cache's blocks that live requests hold, 0 to 1.
+        kv_cache_blocks: Blocks there are to give out.
+        kv_cache_used_blocks: Of these, the ones that live requests hold.
+        prompt_tokens_total: Prompt tokens of requests that got their first token.
+        generation_tokens_total: Tokens generated.
+        num_preemptions_total: Times a sequence lost its blocks to an older one.
+        prefix_cache_queries_total: Tokens looked up in the prefix cache.
+        prefix_cache_hits_total: Of these, the ones found.
+        requests_finished_total: Sequences ended, by finish reason.
+        time_to_first_token_seconds: One observation per request.
+        inter_token_seconds: One observation per generated token but the first.
+        request_seconds: One observation per finished request, from arrival to end.
+    """
+
+    num_requests_running: int
+    num_requests_waiting: int
+    kv_cache_usage_perc: float
+    kv_cache_blocks: int
+    kv_cache_used_blocks: int
+    prompt_tokens_total: int
+    generation_tokens_total: int
+    num_preemptions_total: int
+    prefix_cache_queries_total: int
+    prefix_cache_hits_total: int
+    requests_finished_total: Mapping[str, int]
+    time_to_first_token_seconds: HistogramData
+    inter_token_seconds: HistogramData
+    request_seconds: HistogramData
+
+
+@dataclass(slots=True)
+class EngineMetrics:
+    """What an engine counts while it runs; the scheduler keeps its own counters.
+
+    Attributes:
+        prompt_tokens: Prompt tokens of requests that got their first token.
+        generation_tokens: Tokens generated.
+        finished: Sequences ended, by finish reason.
+        first_token: Seconds from arrival to first token, per request.
+        inter_token: Seconds between two tokens of a sequence.
+        request: Seconds from arrival to end, per request.
+    """
+
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    finished: Counter[str] = field(default_factory=Counter)
+    first_token: Histogram = field(default_factory=lambda: Histogram(FIRST_TOKEN_BOUNDS))
+    inter_token: Histogram = field(default_factory=lambda: Histogram(INTER_TOKEN_BOUNDS))
+    request: Histogram = field(default_factory=lambda: Histogram(REQUEST_BOUNDS))

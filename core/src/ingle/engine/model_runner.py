@@ -1,0 +1,149 @@
+"""Runs a step's plan: plan to tensors, forward, sample.
+
+T tokens of the step, S sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ingle.attention.layer_cache import LayerCache
+from ingle.attention.metadata import ForwardBatch, SequenceSpan, consecutive_start
+from ingle.engine.step import ModelRunnerOutput, SampledToken, ScheduledRequest, SchedulerOutput
+from ingle.model.decoder import Model
+from ingle.sampling.sampler import DrawnToken, Sampler, SamplingRow
+from ingle.sampling.stages import History
+
+CPU_OUT_OF_MEMORY = "DefaultCPUAllocator"
+"""torch raises a bare RuntimeError when the CPU allocator fails; the message names it."""
+
+
+class ModelRunner:
+    """Owns the model and its cache, and knows nothing of requests beyond the plan it is handed.
+
+    Args:
+        model: The decoder; may be replaced between steps by one that computes the same.
+        caches: One per layer.
+        sampler: Draws the tokens.
+        block_size: Tokens per block.
+        device: Where the model lives.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        caches: Sequence[LayerCache],
+        sampler: Sampler,
+        block_size: int,
+        device: torch.device,
+    ) -> None:
+        self.model = model
+        self.caches = tuple(caches)
+        self.sampler = sampler
+        self.block_size = block_size
+        self.device = device
+
+    def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+        """Computes one step and draws a token for every request that reached its end.
+
+        Raises:
+            MemoryError: When there was not enough memory for it.
+        """
+        try:
+            with torch.inference_mode():
+                return self._execute(plan)
+        except RuntimeError as error:
+            if isinstance(error, torch.OutOfMemoryError) or CPU_OUT_OF_MEMORY in str(error):
+                raise MemoryError(str(error)) from error
+            raise
+
+    def _execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+        for source, target in plan.block_copies:
+            self._copy_block(source, target)
+        if not plan.scheduled:
+            return ModelRunnerOutput()
+        hidden = self.model.hidden_states(self._batch(plan.scheduled), self.caches)
+        sampling, last_rows = _sampling_rows(plan.scheduled)
+        if not sampling:
+            return ModelRunnerOutput()
+        logits = self.model.logits(_select(hidden, last_rows))
+        return _output(sampling, self.sampler(logits, [_row(item) for item in sampling]))
+
+    def _batch(self, scheduled: Sequence[ScheduledRequest]) -> ForwardBatch:
+        token_ids: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        spans = []
+        for item in scheduled:
+            start = len(token_ids)
+            token_ids.extend(item.token_ids)
+            places = range(item.num_computed_tokens, item.seq_len)
+            positions.extend(places)
+            slots.extend(self._slots(item.block_table, places))
+            spans.append(self._span(item, start))
+        return ForwardBatch(
+            token_ids=torch.tensor(token_ids, device=self.device),
+            positions=torch.tensor(positions, device=self.device),
+            slot_mapping=torch.tensor(slots, device=self.device),
+            spans=tuple(spans),
+        )
+
+    def _slots(self, block_table: Sequence[int], places: range) -> list[int]:
+        size = self.block_size
+        return [block_table[place // size] * size + place % size for place in places]
+
+    def _span(self, item: ScheduledRequest, start: int) -> SequenceSpan:
+        num_used = -(-item.seq_len // self.block_size)
+        return SequenceSpan(
+            start=start,
+            stop=start + len(item.token_ids),
+            seq_len=item.seq_len,
+            block_table=item.block_table,
+            first_block=consecutive_start(item.block_table, num_used),
+        )
+
+    def _copy_block(self, source: int, target: int) -> None:
+        for cache in self.caches:
+            for store in (cache.k_store, cache.v_store):
+                for tensor in store.tensors().values():
+                    tensor[target].copy_(tensor[source])
+
+
+def _sampling_rows(
+    scheduled: Sequence[ScheduledRequest],
+) -> tuple[list[ScheduledRequest], list[int]]:
+    """Requests that draw a token, and the batch row of each one's last token."""
+    sampling, rows, end = [], [], 0
+    for item in scheduled:
+        end += len(item.token_ids)
+        if item.samples:
+            sampling.append(item)
+            rows.append(end - 1)
+    return sampling, rows
+
+
+def _select(hidden: torch.Tensor, rows: list[int]) -> torch.Tensor:
+    if len(rows) == hidden.shape[0]:
+        return hidden
+    return hidden[torch.tensor(rows, device=hidden.device)]
+
+
+def _row(item: ScheduledRequest) -> SamplingRow:
+    history = History(
+        prompt_token_ids=item.prompt_token_ids, output_token_ids=item.output_token_ids
+    )
+    return SamplingRow(params=item.params, seed=item.seed, history=history)
+
+
+def _output(sampling: Sequence[ScheduledRequest], drawn: Sequence[DrawnToken]) -> ModelRunnerOutput:
+    output = ModelRunnerOutput()
+    for item, token in zip(sampling, drawn, strict=True):
+        if token.error is not None:
+            output.errors[item.request_id] = token.error
+        else:
+            output.sampled[item.request_id] = SampledToken(
+                token_id=token.token_id, logprob=token.logprob
+            )
+    return output

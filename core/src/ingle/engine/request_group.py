@@ -1,0 +1,52 @@
+"""One request as the engine tracks it: a family of sequences over one prompt. No torch here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ingle.engine.sequence import Sequence
+from ingle.request import CompletionOutput, RequestOutput, SamplingParams
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class RequestGroup:
+    """A request with its ``n`` sequences.
+
+    Attributes:
+        request_id: The client's id.
+        prompt_token_ids: The whole prompt.
+        params: As the client gave them.
+        prompt: The prompt's text, when it was given as text.
+        arrival_time: When it came, in seconds of the monotonic clock.
+        sequences: One per completion.
+        num_unfinished: Sequences whose end has not been reported.
+        first_token_time: When its first token came, or None.
+        last_token_times: When each sequence's latest token came, by index.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    prompt: str | None
+    arrival_time: float
+    sequences: tuple[Sequence, ...] = ()
+    num_unfinished: int = 0
+    first_token_time: float | None = None
+    last_token_times: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated over all completions."""
+        return sum(len(sequence.output_token_ids) for sequence in self.sequences)
+
+    def output(self, completions: list[CompletionOutput]) -> RequestOutput:
+        """The request's news; counts the completions that have ended."""
+        self.num_unfinished -= sum(c.finish_reason is not None for c in completions)
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=self.prompt_token_ids,
+            outputs=completions,
+            finished=self.num_unfinished == 0,
+            num_cached_tokens=self.sequences[0].num_cached_tokens,
+        )

@@ -1,0 +1,89 @@
+"""One completion of one request, as the engine tracks it. No torch here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+from ingle.request import FinishReason, SamplingParams
+
+
+class SequenceStatus(Enum):
+    """Where a sequence stands with the scheduler."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Sequence:
+    """One completion of one request; a request with ``n`` completions is a family of these.
+
+    Attributes:
+        sequence_id: Unique among all sequences of the engine; the step's ``request_id``.
+        request_id: The client's id.
+        index: 0 to n-1.
+        prompt_token_ids: The whole prompt.
+        params: How to sample and when to stop.
+        seed: The seed its tokens are drawn with.
+        max_tokens: Tokens to generate at most, the end of the context included.
+        order: Rises with arrival; the smaller, the older.
+        leader: The family's first sequence, when this is another one: it computes the prompt.
+        token_ids: Prompt and output together.
+        output_token_ids: Everything generated so far.
+        num_computed_tokens: Tokens whose keys and values are in the cache.
+        num_cached_tokens: Prompt tokens found in the prefix cache at first admission.
+        block_table: Block numbers that hold the tokens, in order.
+        block_digests: Digest of the tokens up to the end of block i; filled as far as needed.
+        num_indexed_blocks: Leading full blocks already offered to the prefix index.
+        prompt_computed: Whether the prompt was computed once; stays when preempted.
+        admitted: Whether it ever held blocks.
+    """
+
+    sequence_id: Final[str]
+    request_id: Final[str]
+    index: Final[int]
+    prompt_token_ids: Final[list[int]]
+    params: Final[SamplingParams]
+    seed: Final[int]
+    max_tokens: Final[int]
+    order: Final[int] = 0
+    leader: Sequence | None = None
+    token_ids: list[int] = field(default_factory=list)
+    output_token_ids: list[int] = field(default_factory=list)
+    num_computed_tokens: int = 0
+    num_cached_tokens: int = 0
+    block_table: list[int] = field(default_factory=list)
+    block_digests: list[bytes] = field(default_factory=list)
+    num_indexed_blocks: int = 0
+    prompt_computed: bool = False
+    admitted: bool = False
+    status: SequenceStatus = SequenceStatus.WAITING
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    error: str | None = None
+
+    def __post_init__(self) -> None:
+        self.token_ids = [*self.prompt_token_ids, *self.output_token_ids]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens known: prompt and output."""
+        return len(self.token_ids)
+
+    @property
+    def num_remaining_tokens(self) -> int:
+        """Tokens known but not yet computed."""
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has ended, for whatever reason."""
+        return self.status is SequenceStatus.FINISHED
+
+    def append(self, token_id: int) -> None:
+        """Adds a generated token."""
+        self.token_ids.append(token_id)
+        self.output_token_ids.append(token_id)

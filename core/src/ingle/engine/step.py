@@ -1,0 +1,91 @@
+"""The seam between scheduler and runner: plain Python, no torch, no queues."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ingle.request import SamplingParams, TokenLogprob
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduledRequest:
+    """One request's share of a step.
+
+    Attributes:
+        request_id: Engine-internal id, unique among live requests.
+        token_ids: The tokens to compute now, at positions ``num_computed_tokens`` onward.
+        num_computed_tokens: Tokens whose keys and values are already in the cache.
+        block_table: Block numbers that hold this request's tokens, enough for this step.
+        params: How to sample.
+        seed: The request's seed, drawn at admission when the client gave none.
+        prompt_token_ids: The whole prompt. Read only.
+        output_token_ids: Everything generated so far. Read only.
+        samples: Whether the step reaches the request's last token, so that a next one is drawn.
+    """
+
+    request_id: str
+    token_ids: Sequence[int]
+    num_computed_tokens: int
+    block_table: Sequence[int]
+    params: SamplingParams
+    seed: int
+    prompt_token_ids: Sequence[int]
+    output_token_ids: Sequence[int]
+    samples: bool
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens in the cache once this step has run."""
+        return self.num_computed_tokens + len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerOutput:
+    """One step's plan.
+
+    Attributes:
+        scheduled: In the order their tokens stand in the batch.
+        block_copies: (source block, target block) pairs to copy before anything is written, for
+            prefix matches that end inside a block.
+        preempted_request_ids: Requests that lost their blocks in this step.
+    """
+
+    scheduled: tuple[ScheduledRequest, ...]
+    block_copies: tuple[tuple[int, int], ...] = ()
+    preempted_request_ids: tuple[str, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens this step computes."""
+        return sum(len(s.token_ids) for s in self.scheduled)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledToken:
+    """The token drawn for one request."""
+
+    token_id: int
+    logprob: TokenLogprob | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRunnerOutput:
+    """What a step produced.
+
+    Attributes:
+        sampled: By request id, for every request with ``samples``, unless it failed.
+        errors: By request id: why this request alone must end (NaN logits, say).
+    """
+
+    sampled: dict[str, SampledToken] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+
+
+class Runner(Protocol):
+    """Runs a step's plan. ``engine/model_runner.py`` is the real one; tests use fakes."""
+
+    def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+        """Computes the step. Raises only when the whole step failed."""
+        ...

@@ -1,0 +1,119 @@
+"""How outputs travel from the engine thread to the coroutines that wait for them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+from ingle.errors import IngleError
+from ingle.request import CompletionOutput, RequestOutput
+
+
+class Stream:
+    """One request's outputs, read in one event loop."""
+
+    def __init__(self, request_id: str, mailbox: Mailbox) -> None:
+        self.request_id = request_id
+        self.mailbox = mailbox
+        self._news = asyncio.Event()
+
+    async def next(self) -> RequestOutput:
+        """What is new since the last call, merged into one output; waits until there is anything.
+
+        Raises:
+            IngleError: The request, or the engine, failed; what came before was read first.
+        """
+        while True:
+            self._news.clear()
+            output = self.mailbox.take(self)
+            if output is not None:
+                return output
+            await self._news.wait()
+
+    def notify(self) -> None:
+        """Wakes the reader. Only in the reader's loop."""
+        self._news.set()
+
+
+class Mailbox:
+    """Outputs on their way into one event loop.
+
+    The engine thread puts outputs in, and wakes the loop at most once until the loop has looked.
+    Outputs of a slow reader merge, so what is kept is never more than the text itself.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._lock = threading.Lock()
+        self._outputs: dict[Stream, RequestOutput] = {}
+        self._errors: dict[Stream, IngleError] = {}
+        self._awake = False
+
+    def put(self, stream: Stream, output: RequestOutput) -> None:
+        """Adds an output; ``wake`` delivers it."""
+        with self._lock:
+            waiting = self._outputs.get(stream)
+            if waiting is None:
+                self._outputs[stream] = output
+            else:
+                merge_output(waiting, output)
+
+    def fail(self, stream: Stream, error: IngleError) -> None:
+        """Ends a stream with an error; ``wake`` delivers it."""
+        with self._lock:
+            self._errors[stream] = error
+
+    def take(self, stream: Stream) -> RequestOutput | None:
+        """The stream's output, if there is one. Raises the error that comes after the last."""
+        with self._lock:
+            output = self._outputs.pop(stream, None)
+            if output is None and stream in self._errors:
+                raise self._errors.pop(stream)
+            return output
+
+    def forget(self, stream: Stream) -> None:
+        """Drops what nobody will read."""
+        with self._lock:
+            self._outputs.pop(stream, None)
+            self._errors.pop(stream, None)
+
+    def wake(self) -> bool:
+        """Has the loop notify its readers; False when the loop is closed."""
+        with self._lock:
+            if self._awake:
+                return True
+            self._awake = True
+        try:
+            self._loop.call_soon_threadsafe(self._notify)
+        except RuntimeError:  # the loop is closed, and its readers with it
+            return False
+        return True
+
+    def _notify(self) -> None:
+        with self._lock:
+            self._awake = False
+            streams = {*self._outputs, *self._errors}
+        for stream in streams:
+            stream.notify()
+
+
+def merge_output(older: RequestOutput, newer: RequestOutput) -> None:
+    """Adds a later piece of a stream to an earlier one, in place."""
+    by_index = {completion.index: completion for completion in older.outputs}
+    for completion in newer.outputs:
+        if completion.index in by_index:
+            _merge_completion(by_index[completion.index], completion)
+        else:
+            older.outputs.append(completion)
+    older.finished = newer.finished
+    older.num_cached_tokens = newer.num_cached_tokens
+
+
+def _merge_completion(older: CompletionOutput, newer: CompletionOutput) -> None:
+    older.text += newer.text
+    older.token_ids.extend(newer.token_ids)
+    if newer.logprobs is not None:
+        older.logprobs = [*(older.logprobs or []), *newer.logprobs]
+    older.finish_reason = newer.finish_reason
+    older.stop_reason = newer.stop_reason
+    older.error = newer.error
