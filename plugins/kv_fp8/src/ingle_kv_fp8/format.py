@@ -1,0 +1,197 @@
+"""The fp8 cache: one byte per number, and per layer and side one scale, or one per head.
+
+``stored = round(x / scale)`` and ``x ~ stored * scale``.
+
+Letters: T tokens, H key/value heads, D head size, B blocks, S tokens in a block.
+
+Layout: uint8 [H, B, S, D]. The head is outermost, so consecutive blocks of one head are one run
+of memory and decoding a sequence reads H runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from ingle.plugin import (
+    CheckpointInfo,
+    Detection,
+    DeviceInfo,
+    KVCacheFormat,
+    KVCacheGeometry,
+    KVStore,
+    PluginError,
+    TensorReader,
+)
+from ingle_kv_fp8.codec import E4M3, E5M2, Codec
+from ingle_kv_fp8.request import fp8_request
+from ingle_kv_fp8.scales import read_scales
+
+
+class Fp8Store(KVStore):
+    """One side of one layer.
+
+    Attributes:
+        codes: uint8 [H, B, S, D].
+        scale: float32 [1, 1, 1] or [H, 1, 1].
+        has_unit_scale: Whether the scale is 1, so that it need not be applied.
+        has_checkpoint_scale: Whether the scale was read; measuring leaves it alone.
+        is_written: Whether anything has been stored; from then on the scale is frozen.
+    """
+
+    def __init__(self, geometry: KVCacheGeometry, num_blocks: int, device: str) -> None:
+        self.geometry = geometry
+        self.num_blocks = num_blocks
+        shape = (geometry.num_kv_heads, num_blocks, geometry.block_size, geometry.head_dim)
+        # Zeroed, so that every page is touched now and memory use does not grow later.
+        self.codes = torch.zeros(shape, dtype=torch.uint8, device=device)
+        self.scale = torch.ones(1, 1, 1, device=device)
+        self.has_unit_scale = True
+        self.has_checkpoint_scale = False
+        self.is_written = False
+
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        """``codes``: uint8 [B, H, S, D], a view."""
+        return {"codes": self.codes.transpose(0, 1)}
+
+    def set_scale(self, scale: torch.Tensor) -> None:
+        """Takes ``scale`` [1] or [H]. Raises ``PluginError`` once something has been stored."""
+        if self.is_written:
+            raise PluginError(
+                "the scale of an fp8 cache cannot change once it holds keys or values; "
+                "load or measure scales before the first write."
+            )
+        self.scale = scale.to(self.codes.device, torch.float32).view(-1, 1, 1)
+        self.has_unit_scale = bool((self.scale == 1).all())
+
+
+class Fp8Format(KVCacheFormat):
+    """What both types have in common; the subclass names the codec.
+
+    Attributes:
+        codec: How a number becomes a byte.
+    """
+
+    codec: ClassVar[Codec]
+
+    def bytes_per_block(self, geometry: KVCacheGeometry) -> int:
+        """One byte per number; scales belong to the layer, not to a block."""
+        return geometry.num_kv_heads * geometry.block_size * geometry.head_dim
+
+    def allocate(self, geometry: KVCacheGeometry, num_blocks: int, device: DeviceInfo) -> Fp8Store:
+        """Blocks with scale 1; a slot holds nothing of meaning before it is written."""
+        return Fp8Store(geometry, num_blocks, device.torch_device)
+
+    def load_scales(self, store: KVStore, layer_name: str, reader: TensorReader) -> bool:
+        """Takes the scale of this layer and side, by whichever name it has.
+
+        Raises:
+            CheckpointError: Naming the tensor when it holds anything but positive scales.
+        """
+        fp8 = _as_fp8(store)
+        scales = read_scales(layer_name, fp8.geometry, reader)
+        if scales is None:
+            return False
+        fp8.set_scale(scales)
+        fp8.has_checkpoint_scale = True
+        return True
+
+    def observe(self, store: KVStore, x: torch.Tensor) -> None:
+        """Sets one scale per head so that the largest of ``x [T, H, D]`` is the largest code.
+
+        Infinity and NaN are left out; a head without any number but zero keeps scale 1. Scales
+        from the checkpoint win.
+        """
+        fp8 = _as_fp8(store)
+        if fp8.has_checkpoint_scale or x.shape[0] == 0:
+            return
+        finite = torch.where(x.isfinite(), x.float().abs(), 0.0)
+        largest = finite.amax((0, 2))
+        fp8.set_scale(torch.where(largest > 0, largest / self.codec.largest, 1.0))
+
+    def write(self, store: KVStore, x: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+        """Encodes ``x [T, H, D]`` into the slots; of one slot's writes the last one counts."""
+        fp8 = _as_fp8(store)
+        fp8.is_written = True
+        if not fp8.has_unit_scale:
+            x = x.float() / fp8.scale.view(1, -1, 1)
+        codes = self.codec.encode(x).transpose(0, 1)
+        if slot_mapping.numel() > 1:
+            codes = codes.index_select(1, last_writes(slot_mapping))
+        fp8.codes.flatten(1, 2).index_copy_(1, slot_mapping, codes)
+
+    def gather(self, store: KVStore, block_table: torch.Tensor, seq_len: int) -> torch.Tensor:
+        """The first ``seq_len`` tokens: [H, seq_len, D] in the geometry's dtype."""
+        fp8 = _as_fp8(store)
+        num_blocks = -(-seq_len // fp8.geometry.block_size)
+        blocks = _take_blocks(fp8.codes, block_table[:num_blocks])
+        values = self.codec.decode(blocks.flatten(1, 2)[:, :seq_len])
+        if fp8.has_unit_scale:
+            return _from_half(values, fp8.geometry.dtype)
+        return values.float().mul_(fp8.scale).to(fp8.geometry.dtype)
+
+
+class Fp8E4M3Format(Fp8Format):
+    """e4m3: 3 bits of mantissa, largest value 448 times the scale."""
+
+    name: ClassVar[str] = "fp8_e4m3"
+    aliases: ClassVar[tuple[str, ...]] = ("fp8", "fp8_e4m3fn")
+    max_relative_error: ClassVar[Mapping[str, float]] = {
+        "float32": 0.03,
+        "float16": 0.03,
+        "bfloat16": 0.03,
+    }
+    codec: ClassVar[Codec] = E4M3()
+
+    def detect(self, info: CheckpointInfo) -> Detection | None:
+        """Claims checkpoints whose config asks for an fp8 cache; all of them mean e4m3."""
+        reason = fp8_request(info)
+        return None if reason is None else Detection(reason=reason, priority=10)
+
+
+class Fp8E5M2Format(Fp8Format):
+    """e5m2: 2 bits of mantissa, range of float16; needs no scale."""
+
+    name: ClassVar[str] = "fp8_e5m2"
+    aliases: ClassVar[tuple[str, ...]] = ()
+    max_relative_error: ClassVar[Mapping[str, float]] = {
+        "float32": 0.06,
+        "float16": 0.06,
+        "bfloat16": 0.06,
+    }
+    codec: ClassVar[Codec] = E5M2()
+
+
+def last_writes(slots: torch.Tensor) -> torch.Tensor:
+    """For each entry of ``slots`` (int64 [T]) the last position that names the same slot.
+
+    Every write to a slot then carries the same bytes, so their order does not matter. Sorted and
+    searched without branching on data: safe inside a CUDA graph.
+    """
+    ordered, positions = torch.sort(slots, stable=True)
+    ends = torch.searchsorted(ordered, slots, right=True) - 1
+    return positions.index_select(0, ends)
+
+
+def _take_blocks(codes: torch.Tensor, block_table: torch.Tensor) -> torch.Tensor:
+    """Blocks ``block_table`` of [H, B, S, D]: [H, B', S, D], in place when they are consecutive."""
+    if codes.is_cpu and block_table.numel():
+        numbers: Sequence[int] = block_table.tolist()
+        first = numbers[0]
+        if list(numbers) == list(range(first, first + len(numbers))):
+            return codes[:, first : first + len(numbers)]
+    return codes.index_select(1, block_table)
+
+
+def _from_half(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """``values`` float16 as ``dtype``. By way of float32: torch converts float16 straight to
+    bfloat16 one by one on a CPU."""
+    return values if dtype is torch.float16 else values.float().to(dtype)
+
+
+def _as_fp8(store: Any) -> Fp8Store:
+    if not isinstance(store, Fp8Store):
+        raise PluginError(f"an fp8 cache format was given a {type(store).__name__}.")
+    return store

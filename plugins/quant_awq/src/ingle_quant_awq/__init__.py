@@ -1,0 +1,1 @@
+"""AWQ checkpoints for Ingle. The entry point is ``ingle_quant_awq.plugin``."""

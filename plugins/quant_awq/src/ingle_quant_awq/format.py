@@ -1,0 +1,34 @@
+"""Recognises AWQ checkpoints and opens them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import ClassVar
+
+from ingle.plugin import CheckpointInfo
+from ingle.plugin.affine_config import AffineConfig
+from ingle.plugin.affine_loader import AffineFormat, StoredLinear
+from ingle_quant_awq.layouts import find_linears, with_input_divisors
+from ingle_quant_awq.loader import AwqLoader
+
+
+class AwqFormat(AffineFormat):
+    """AWQ as AutoAWQ, llm-awq, GPTQModel and AutoRound write it."""
+
+    name: ClassVar[str] = "awq"
+    aliases: ClassVar[tuple[str, ...]] = ("awq_marlin", "auto_round:auto_awq")
+    own_methods: ClassVar[re.Pattern[str]] = re.compile("awq")
+    possible_methods: ClassVar[re.Pattern[str]] = re.compile("awq|gptq|auto.?round")
+
+    def find_linears(
+        self, info: CheckpointInfo, config: AffineConfig
+    ) -> Mapping[str, StoredLinear]:
+        """Every module stored in an AWQ layout."""
+        return find_linears(info, config)
+
+    def make_loader(
+        self, info: CheckpointInfo, config: AffineConfig, linears: Mapping[str, StoredLinear]
+    ) -> AwqLoader:
+        """A loader that also divides inputs where an activation left its scales behind."""
+        return AwqLoader(info, config, with_input_divisors(info, linears))

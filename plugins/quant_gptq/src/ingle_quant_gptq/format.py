@@ -1,0 +1,40 @@
+"""Recognises GPTQ checkpoints and opens them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import ClassVar
+
+from ingle.plugin import CheckpointInfo
+from ingle.plugin.affine_config import AffineConfig
+from ingle.plugin.affine_loader import AffineFormat, StoredLinear
+from ingle_quant_gptq.layouts import find_linears
+from ingle_quant_gptq.loader import GptqLoader
+
+
+class GptqFormat(AffineFormat):
+    """GPTQ as GPTQModel, AutoGPTQ, optimum and AutoRound write it, with or without act-order."""
+
+    name: ClassVar[str] = "gptq"
+    aliases: ClassVar[tuple[str, ...]] = (
+        "gptq_marlin",
+        "gptq_v2",
+        "auto-round",
+        "auto_round",
+        "intel/auto-round",
+    )
+    own_methods: ClassVar[re.Pattern[str]] = re.compile("gptq|auto.?round")
+    possible_methods: ClassVar[re.Pattern[str]] = re.compile("awq|gptq|auto.?round")
+
+    def find_linears(
+        self, info: CheckpointInfo, config: AffineConfig
+    ) -> Mapping[str, StoredLinear]:
+        """Every module stored in a GPTQ layout."""
+        return find_linears(info, config)
+
+    def make_loader(
+        self, info: CheckpointInfo, config: AffineConfig, linears: Mapping[str, StoredLinear]
+    ) -> GptqLoader:
+        """A loader that reads zeros as the config's writer meant them."""
+        return GptqLoader(info, config, linears)

@@ -1,0 +1,195 @@
+"""Core's CPU kernels for affine weights against ``x @ dequantize().T``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product as every
+from typing import Any
+
+import pytest
+import torch
+
+from ingle.builtin.affine_cpu import ingle_matmul_kernels
+from ingle.builtin.planar_cpu import PlanarWeight, int4_product_is_usable
+from ingle.plugin import AffineWeight, DeviceInfo, KernelUse, MatmulKernel
+from ingle.plugin.affine_packing import pack_bits
+
+CPU = DeviceInfo(type="cpu")
+ALL_ROWS = range(1, 1 << 30)
+ROWS = (0, 1, 2, 7, 16, 17, 48, 49, 64, 257)
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+CAP_FACTOR = 2.0
+"""A kernel may be twice as far off as torch's own product in the same dtype."""
+
+# bits, N, K, group size, kind of zeros
+SHAPES = {
+    "4 bits, zeros": (4, 192, 256, 128, "integer"),
+    "4 bits, symmetric": (4, 128, 512, 64, "middle"),
+    "4 bits, float offsets": (4, 64, 256, 32, "float"),
+    "4 bits, one group": (4, 64, 256, 256, "integer"),
+    "4 bits, short last group": (4, 64, 192, 128, "integer"),
+    "4 bits, outputs not in blocks": (4, 100, 256, 64, "integer"),
+    "4 bits, groups of 16": (4, 64, 128, 16, "integer"),
+    "4 bits, odd shape": (4, 36, 100, 32, "middle"),
+    "2 bits": (2, 64, 256, 64, "integer"),
+    "3 bits": (3, 64, 256, 64, "integer"),
+    "8 bits": (8, 64, 256, 128, "integer"),
+}
+
+
+def make(bits: int, n: int, k: int, group_size: int, kind: str, **changes: Any) -> AffineWeight:
+    generator = torch.Generator().manual_seed(n + k + bits)
+    groups = -(-k // group_size)
+    codes = torch.randint(0, 1 << bits, (n, k), dtype=torch.uint8, generator=generator)
+    scales = (torch.rand(groups, n, generator=generator) * 0.02 + 0.001).to(torch.float16)
+    zeros = torch.randint(0, 1 << bits, (groups, n), dtype=torch.uint8, generator=generator)
+    extra: dict[str, Any] = {"zeros": zeros} if kind == "integer" else {}
+    if kind == "float":
+        extra = {"offsets": -(scales * zeros)}
+    return AffineWeight(
+        bits=bits,
+        group_size=group_size,
+        in_features=k,
+        out_features=n,
+        codes=pack_bits(codes, bits),
+        scales=scales,
+        **{**extra, **changes},
+    )
+
+
+def kernels() -> list[MatmulKernel]:
+    return sorted(ingle_matmul_kernels(CPU), key=lambda kernel: -kernel.priority)
+
+
+def best(weight: AffineWeight, dtype: torch.dtype) -> MatmulKernel:
+    use = KernelUse(device=CPU, dtype=dtype, rows=ALL_ROWS)
+    return next(kernel for kernel in kernels() if kernel.supports(weight, use))
+
+
+def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    norm = torch.linalg.vector_norm(wanted)
+    return float(torch.linalg.vector_norm(found.double() - wanted) / norm) if norm > 0 else 0.0
+
+
+def torch_error(matrix: torch.Tensor, dtype: torch.dtype) -> float:
+    x = torch.randn(64, matrix.shape[1], generator=torch.Generator().manual_seed(0)).to(dtype)
+    found = torch.nn.functional.linear(x, matrix.to(dtype))
+    return error(found, x.double() @ matrix.double().T)
+
+
+@pytest.mark.parametrize(("shape", "dtype"), list(every(SHAPES, DTYPES)))
+def test_the_product_is_as_exact_as_torchs_own_at_every_row_count(
+    shape: str, dtype: torch.dtype
+) -> None:
+    weight = make(*SHAPES[shape])
+    matrix = weight.dequantize()
+    bound = CAP_FACTOR * torch_error(matrix, dtype)
+    kernel = best(weight, dtype)
+    prepared = kernel.prepare(weight)
+    for rows in ROWS:
+        x = torch.randn(rows, weight.in_features, generator=torch.Generator().manual_seed(rows))
+        x = x.to(dtype)
+        before = x.clone()
+        y = kernel.matmul(x, prepared)
+        assert y.shape == (rows, weight.stored_out_features)
+        assert y.dtype == dtype
+        assert torch.equal(x, before)
+        assert error(y, x.double() @ matrix.double().T) <= bound, f"{rows} rows, {kernel.name}"
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_prepared_weight_dequantises_to_the_same_bits(shape: str) -> None:
+    use = KernelUse(device=CPU, dtype=torch.bfloat16, rows=ALL_ROWS)
+    weight = make(*SHAPES[shape])
+    for kernel in kernels():
+        if kernel.supports(weight, use):
+            prepared = kernel.prepare(weight)
+            assert torch.equal(prepared.dequantize(), weight.dequantize())
+            moved = prepared.with_tensors(dict(prepared.tensors()))
+            assert torch.equal(moved.dequantize(), weight.dequantize())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_act_order_and_input_scale_are_left_to_the_caller(dtype: torch.dtype) -> None:
+    order = torch.randperm(256, generator=torch.Generator().manual_seed(3))
+    scale = torch.rand(256) + 0.5
+    weight = make(*SHAPES["4 bits, zeros"], input_order=order, input_scale=scale)
+    kernel = best(weight, dtype)
+    prepared = kernel.prepare(weight)
+    assert torch.equal(prepared.dequantize(), weight.dequantize())
+    x = torch.randn(5, 256)
+    y = kernel.matmul((x * scale)[:, order].to(dtype), prepared)
+    assert error(y, x.double() @ weight.dequantize().double().T) < 1e-2
+
+
+def test_groups_of_unequal_length_are_multiplied_too() -> None:
+    offsets = torch.tensor([0, 10, 100, 256])
+    scales = torch.rand(3, 64)
+    equal = make(4, 64, 256, 256, "middle")
+    weight = replace(equal, group_size=156, scales=scales, group_offsets=offsets)
+    kernel = best(weight, torch.bfloat16)
+    assert kernel.name == "affine_cpu_planar"
+    x = torch.randn(3, 256)
+    y = kernel.matmul(x, kernel.prepare(weight))
+    torch.testing.assert_close(y, x @ weight.dequantize().T, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("name", "dtype"), list(every(("4 bits, zeros", "3 bits"), DTYPES)))
+def test_strided_input_given_output_and_repetition_change_nothing(
+    name: str, dtype: torch.dtype
+) -> None:
+    weight = make(*SHAPES[name])
+    kernel = best(weight, dtype)
+    prepared = kernel.prepare(weight)
+    for rows in (1, 3, 64):
+        wide = torch.randn(rows, 2 * weight.in_features).to(dtype)
+        strided = wide[:, ::2]
+        wanted = kernel.matmul(strided.contiguous(), prepared)
+        out = torch.empty_like(wanted)
+        assert kernel.matmul(strided, prepared, out=out) is out
+        assert torch.equal(out, wanted)
+        assert torch.equal(kernel.matmul(strided, prepared), wanted)
+
+
+@pytest.mark.skipif(not int4_product_is_usable(), reason="torch packs int4 another way here")
+@pytest.mark.parametrize(
+    ("shape", "dtype", "name"),
+    [
+        ("4 bits, zeros", torch.bfloat16, "affine_cpu_int4"),
+        ("4 bits, one group", torch.bfloat16, "affine_cpu_int4"),
+        ("4 bits, short last group", torch.bfloat16, "affine_cpu_int4"),
+        ("4 bits, outputs not in blocks", torch.bfloat16, "affine_cpu_int4"),
+        ("4 bits, groups of 16", torch.bfloat16, "affine_cpu_planar"),
+        ("4 bits, zeros", torch.float32, "affine_cpu_planar"),
+        ("4 bits, zeros", torch.float16, "affine_cpu_planar"),
+        ("3 bits", torch.bfloat16, "affine_cpu"),
+    ],
+)
+def test_the_fastest_kernel_that_fits_is_taken(shape: str, dtype: torch.dtype, name: str) -> None:
+    assert best(make(*SHAPES[shape]), dtype).name == name
+
+
+def test_the_layout_prepared_for_few_rows_serves_many() -> None:
+    weight = make(*SHAPES["4 bits, zeros"])
+    kernel = best(weight, torch.bfloat16)
+    prepared = kernel.prepare(weight)
+    use = KernelUse(device=CPU, dtype=torch.bfloat16, rows=range(65, 1 << 30))
+    assert isinstance(prepared, PlanarWeight)
+    assert kernel.supports(prepared, use)
+    assert kernel.prepare(prepared) is prepared
+
+
+def test_every_refusal_says_why() -> None:
+    use = KernelUse(device=DeviceInfo(type="cuda"), dtype=torch.bfloat16, rows=ALL_ROWS)
+    for kernel in kernels():
+        assert "only on a CPU" in kernel.supports(make(*SHAPES["8 bits"]), use).reason
+    assert ingle_matmul_kernels(DeviceInfo(type="cuda")) == []
+
+
+def test_a_row_gives_the_same_bits_alone_and_among_others() -> None:
+    weight = make(*SHAPES["4 bits, zeros"])
+    kernel = best(weight, torch.float32)
+    prepared = kernel.prepare(weight)
+    x = torch.randn(8, weight.in_features)
+    together = kernel.matmul(x, prepared)
+    assert all(torch.equal(kernel.matmul(x[i : i + 1], prepared)[0], together[i]) for i in range(8))
