@@ -1,0 +1,195 @@
+"""The kernel variants whose cost is watched, as compile jobs; also prints the table of docs.
+
+PYTHONPATH=core/src:plugins/quant_exl2/src python tests/kernels/variants.py
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ingle.attention.paged_triton import paged_decode_kernel
+from ingle.builtin.affine_triton import w4_decode_kernel
+from ingle.testing.triton_compile import ARCHITECTURES, CompileReport, compile_kernel
+from ingle_quant_exl2.kernel import exl2_decode_kernel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """One kernel with one set of constants.
+
+    Attributes:
+        items_per_lane: Weights, or elements of keys and values, per lane and loop iteration.
+        budget: Most instructions per item the main loop may take.
+    """
+
+    name: str
+    kernel: Any
+    signature: str
+    constants: Mapping[str, Any]
+    num_warps: int
+    num_stages: int
+    items_per_lane: float
+    budget: float
+
+    def compile(self, arch: int) -> CompileReport:
+        return compile_kernel(
+            self.kernel,
+            self.signature,
+            self.constants,
+            arch=arch,
+            num_warps=self.num_warps,
+            num_stages=self.num_stages,
+        )
+
+
+def w4(name: str, budget: float, **changes: Any) -> Variant:
+    """4096 x 4096, group 128, split 8 ways, unless changed."""
+    constants = {
+        "N": 4096, "NP": 4096, "K": 4096, "CHUNKS": 32, "GS": 128, "X_STRIDE": 4096, "BN": 32,
+        "BM": 8, "SPLITS": 6, "PREFETCH": True, "HAS_ZEROS": True, "HAS_RESIDUAL": True,
+        "BF16": False, "ASM": True,
+    }  # fmt: skip
+    constants |= changes
+    x = "*bf16:16" if constants["BF16"] else "*fp16:16"
+    zeros = "*fp16:16" if constants["HAS_ZEROS"] else "None"
+    signature = (
+        f"x={x},words=*i16:16,scales=*fp16:16,zeros={zeros},out={x},residual={x},"
+        "partials=*fp32:16,counters=*i32:16,M=i32"
+    )
+    return Variant(
+        name=f"W4 {name}",
+        kernel=w4_decode_kernel,
+        signature=signature,
+        constants=constants,
+        num_warps=1,
+        num_stages=1,
+        items_per_lane=constants["BN"] * 128 / 32,
+        budget=budget,
+    )
+
+
+def exl2(name: str, budget: float, kinds: tuple[tuple[int, int], ...], **changes: Any) -> Variant:
+    """4096 features, split 8 ways; ``kinds``: (bits, group size)."""
+    constants = {
+        "N": 4096, "NP": 4096, "BLOCKS": 64, "KINDS": kinds, "X_STRIDE": 4096, "BN": 32, "BM": 8,
+        "SPLITS": 8, "HAS_RESIDUAL": True, "BF16": False, "ASM": True,
+    }  # fmt: skip
+    constants |= changes
+    x = "*bf16:16" if constants["BF16"] else "*fp16:16"
+    signature = (
+        f"x={x},words=*i16:16,scale_codes=*u8:16,group_scale=*fp32:16,work=*i32:16,out={x},"
+        f"residual={x},partials=*fp32:16,counters=*i32:16,M=i32"
+    )
+    return Variant(
+        name=f"EXL2 {name}",
+        kernel=exl2_decode_kernel,
+        signature=signature,
+        constants=constants,
+        num_warps=1,
+        num_stages=1,
+        items_per_lane=constants["BN"] * 256 / 32,
+        budget=budget,
+    )
+
+
+def paged(name: str, budget: float, warps: int = 2, **changes: Any) -> Variant:
+    """32 query heads on 8, head size 128, pages of 256, unless changed."""
+    constants = {
+        "HQ": 32, "HK": 8, "D": 128, "PAGE": 256, "T": 1, "BM": 16, "BN": 64, "SPLITS": 16,
+        "STAGES": 3, "FP8": False, "HARDWARE": False, "ASM": True,
+    }  # fmt: skip
+    constants |= changes
+    cache, scale = ("*u8:16", "*fp32:16") if constants["FP8"] else ("*fp16:16", "None")
+    signature = (
+        f"query=*fp16:16,k_cache={cache},v_cache={cache},block_table=*i32:16,seq_lens=*i32:16,"
+        f"k_scale={scale},v_scale={scale},out=*fp16:16,partials=*fp32:16,stats=*fp32:16,"
+        "counters=*i32:16,softmax_scale=fp32,table_stride=i32"
+    )
+    return Variant(
+        name=f"attention {name}",
+        kernel=paged_decode_kernel,
+        signature=signature,
+        constants=constants,
+        num_warps=warps,
+        num_stages=3,
+        items_per_lane=2 * constants["BN"] * constants["D"] / (32 * warps),
+        budget=budget,
+    )
+
+
+QUICK = (
+    w4("1-8 rows", 2.1),
+    exl2("2.5 bit, g64", 2.2, ((2, 64), (3, 64))),
+    paged("fp16, page 256", 2.1),
+)
+FULL = (
+    w4("1-8 rows, bf16", 2.5, BF16=True),
+    w4("1-8 rows, g32", 2.9, GS=32, PREFETCH=False),
+    w4("1-8 rows, g64", 2.4, GS=64, PREFETCH=False),
+    exl2("3 bit, g64", 3.4, ((3, 64),)),
+    exl2("6 bit, g128", 3.2, ((6, 128),)),
+    w4("1-8 rows, block 64", 2.0, BN=64),
+    w4("1-8 rows, no prefetch", 2.0, PREFETCH=False),
+    w4("1-8 rows, no zeros", 2.1, HAS_ZEROS=False),
+    w4("16 rows", 2.5, BM=16),
+    w4("32 rows", 3.8, BM=32, BN=16),
+    w4(
+        "K 576, g64",
+        2.6,
+        N=576,
+        NP=576,
+        K=576,
+        CHUNKS=5,
+        GS=64,
+        X_STRIDE=576,
+        SPLITS=1,
+        PREFETCH=False,
+    ),
+    exl2("2 bit, g128", 1.9, ((2, 128),)),
+    exl2("4 bit, g128", 2.1, ((4, 128),)),
+    exl2("5 bit, g128", 3.2, ((5, 128),)),
+    exl2("8 bit, g128", 2.4, ((8, 128),)),
+    exl2("3 bit, g32", 3.8, ((3, 32),)),
+    exl2("4 bit, g128, bf16", 3.6, ((4, 128),), BF16=True),
+    exl2("4 bit, g128, 16 rows", 2.4, ((4, 128),), BM=16),
+    exl2("8 + 4 + 3 bit", 3.1, ((3, 128), (4, 128), (8, 32))),
+    paged("fp16, page 16", 3.4, PAGE=16),
+    paged("fp16, page 256, 4 tokens", 2.1, T=4),
+    paged("fp16, page 256, D 64", 2.8, D=64),
+)
+
+
+def quick_variants(arch: int) -> tuple[Variant, ...]:
+    """The few that are compiled on every run; e4m3 by the card from sm_89 on."""
+    return (*QUICK, paged("fp8, page 256", 4.2, FP8=True, HARDWARE=arch >= 89))
+
+
+def full_variants(arch: int) -> tuple[Variant, ...]:
+    """All others that run on ``arch``."""
+    return (
+        *FULL,
+        paged("fp8, page 16", 6.5, warps=4, PAGE=16, FP8=True, HARDWARE=arch >= 89),
+    )
+
+
+def print_table() -> None:
+    """Markdown: per variant and architecture registers / warps per SM / instructions per item."""
+    print("| kernel | " + " | ".join(f"sm_{arch}" for arch in ARCHITECTURES) + " |")
+    print("|---|" + "---|" * len(ARCHITECTURES))
+    columns = [(*quick_variants(arch), *full_variants(arch)) for arch in ARCHITECTURES]
+    for row in zip(*columns, strict=True):
+        cells = []
+        for arch, variant in zip(ARCHITECTURES, row, strict=True):
+            report = variant.compile(arch)
+            cost = report.loop_instructions / variant.items_per_lane
+            spills = f" / {report.spill_bytes} B spilled" if report.spill_bytes else ""
+            cells.append(f"{report.registers} / {report.warps_per_sm} / {cost:.2f}{spills}")
+        print(f"| {row[0].name} | " + " | ".join(cells) + " |")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    print_table()
