@@ -1,0 +1,76 @@
+"""Puts the routes together into one ASGI application."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar import Litestar, Request, Response
+from litestar.config.cors import CORSConfig
+from litestar.di import Provide
+from litestar.types import ASGIApp
+
+from ingle_server.config import ServerConfig
+from ingle_server.engine_client import EngineClient
+from ingle_server.errors import ErrorBody, to_api_error
+from ingle_server.gate import Gate
+from ingle_server.routes.chat import create_chat_completion
+from ingle_server.routes.completions import create_completion
+from ingle_server.routes.health import health, load, version
+from ingle_server.routes.metrics import metrics
+from ingle_server.routes.models import list_models, retrieve_model
+from ingle_server.routes.plugins import plugins
+from ingle_server.routes.tokens import detokenize, tokenize
+from ingle_server.service import Service
+
+ROUTES = [
+    create_chat_completion,
+    create_completion,
+    detokenize,
+    health,
+    list_models,
+    load,
+    metrics,
+    plugins,
+    retrieve_model,
+    tokenize,
+    version,
+]
+
+
+def create_app(engine: EngineClient, config: ServerConfig | None = None) -> ASGIApp:
+    """The application that serves ``engine``, for ``ingle serve`` or any other ASGI server."""
+    return create_service_app(Service(engine, config or ServerConfig()))
+
+
+def create_service_app(service: Service) -> ASGIApp:
+    """The application around a service that the caller keeps."""
+    config = service.config
+    app = Litestar(
+        route_handlers=ROUTES,
+        dependencies={"service": Provide(lambda: service, sync_to_thread=False)},
+        exception_handlers={Exception: _answer_error},
+        cors_config=_cors(config),
+        request_max_body_size=config.max_body_bytes,
+        openapi_config=None,
+        logging_config=None,
+        debug=False,
+    )
+    return Gate(app, service)
+
+
+def _answer_error(_request: Request[Any, Any, Any], error: Exception) -> Response[ErrorBody]:
+    answer = to_api_error(error)
+    return Response(answer.body(), status_code=answer.status, headers=answer.headers)
+
+
+def _cors(config: ServerConfig) -> CORSConfig | None:
+    """No CORS headers unless configured, and never with credentials."""
+    if not config.allowed_origins:
+        return None
+    return CORSConfig(
+        allow_origins=list(config.allowed_origins),
+        allow_methods=["GET", "POST", "OPTIONS"],
+        allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
+        allow_credentials=False,
+        expose_headers=["X-Request-Id"],
+    )

@@ -1,0 +1,43 @@
+"""Checks API keys without telling, by its timing, how much of a key was right."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Iterable
+
+from ingle_server.errors import ApiError
+
+
+class KeyRing:
+    """The accepted keys, as SHA-256 digests; an empty ring accepts everybody."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._digests = [_digest(key.encode()) for key in keys]
+
+    def check(self, authorization: bytes | None) -> None:
+        """Lets a request with this ``Authorization`` header pass.
+
+        Raises:
+            ApiError: 401 when the header is missing or wrong.
+        """
+        if not self._digests:
+            return
+        if authorization is None:
+            raise _unauthorized("No API key given: send it as Authorization: Bearer KEY.")
+        scheme, _, key = authorization.partition(b" ")
+        if scheme.lower() != b"bearer":
+            raise _unauthorized("The API key must be sent as Authorization: Bearer KEY.")
+        given = _digest(key.strip())
+        # Every key is compared, so that the time does not tell which one was close.
+        matches = [secrets.compare_digest(given, digest) for digest in self._digests]
+        if not any(matches):
+            raise _unauthorized("The API key is wrong.")
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+def _unauthorized(message: str) -> ApiError:
+    return ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})

@@ -1,0 +1,87 @@
+"""``ingle serve``."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import sys
+import time
+
+from ingle.config import EngineConfig
+from ingle_server.config import ServerConfig
+
+MAX_OPEN_FILES = 65536
+"""Every connection needs one; the usual soft limit of 1,024 lets idle clients starve others."""
+
+
+def serve(engine: EngineConfig, server: ServerConfig) -> int:
+    """Serve a model to OpenAI clients."""
+    # Imports wait until here, so that `ingle --help` stays quick.
+    from ingle.cli.demo_model import or_demo_model
+    from ingle_server.listen import bind
+
+    started = time.perf_counter()
+    if not server.is_loopback and not server.api_key:
+        _say(
+            f"WARNING: {server.host} is open to the network and anybody may use it: no --api-key "
+            "is set. Give one, or listen on 127.0.0.1."
+        )
+    raise_file_limit()
+    with contextlib.closing(bind(server)) as sock:
+        return _serve_on(sock, or_demo_model(engine), server, started)
+
+
+def _serve_on(
+    sock: socket.socket, engine: EngineConfig, server: ServerConfig, started: float
+) -> int:
+    from ingle_server.engine_adapter import load_engine
+
+    client = load_engine(engine)
+
+    async def main() -> int:
+        from ingle_server.app import create_service_app
+        from ingle_server.http_server import make_http_server
+        from ingle_server.lifecycle import Lifecycle
+        from ingle_server.ready import ready_text
+        from ingle_server.service import Service
+
+        service = Service(client, server)
+        http = make_http_server(
+            create_service_app(service),
+            server,
+            lambda: _say(ready_text(service, sock, time.perf_counter() - started)),
+        )
+        lifecycle = Lifecycle(service, http)
+        lifecycle.install_signal_handlers()
+        return await lifecycle.run([sock])
+
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(main())
+
+
+def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
+    """uvloop's, where it is installed (it is not made for Windows)."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    loop: type[asyncio.AbstractEventLoop] = uvloop.Loop
+    return loop
+
+
+def raise_file_limit() -> None:
+    """Lets this process have as many files open as the system allows, 65,536 at most."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
+    if soft < wanted:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

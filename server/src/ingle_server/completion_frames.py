@@ -1,0 +1,129 @@
+"""Completions: the whole answer, and the frames of a stream."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from msgspec import UNSET, UnsetType
+
+from ingle import CompletionOutput
+from ingle_server.flight import Arrival, Flight
+from ingle_server.logprobs import CompletionLogprobWriter, TokenNamer
+from ingle_server.outputs import Collected, UsageCounter, finish_of
+from ingle_server.schemas.completion import Completion, CompletionChoice, CompletionRequest
+from ingle_server.schemas.usage import Usage
+from ingle_server.streaming import frame
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionShape:
+    """What all parts of one answer share.
+
+    Attributes:
+        request: What the client asked.
+        flight: Its generation.
+        namer: Names tokens for logprobs.
+        created: Unix seconds.
+        echoes: Text put before each prompt's completions.
+    """
+
+    request: CompletionRequest
+    flight: Flight
+    namer: TokenNamer
+    created: int
+    echoes: list[str]
+
+    def completion(
+        self, choices: list[CompletionChoice], usage: Usage | UnsetType | None
+    ) -> Completion:
+        """One body with ``choices``."""
+        return Completion(
+            id=self.flight.id,
+            created=self.created,
+            model=self.request.model,
+            choices=choices,
+            usage=usage,
+        )
+
+    def logprob_writer(self, choice: int) -> CompletionLogprobWriter | None:
+        """Of choice number ``choice``, when the client wants logprobs."""
+        if self.request.logprobs is None:
+            return None
+        echo = self.echoes[choice // self.flight.params.n]
+        return CompletionLogprobWriter(self.namer, self.request.logprobs, len(echo))
+
+
+def whole_completion(
+    shape: CompletionShape, collected: list[Collected], usage: Usage
+) -> Completion:
+    """The answer without streaming."""
+    choices = [_choice(shape, index, each) for index, each in enumerate(collected)]
+    return shape.completion(choices, usage)
+
+
+def _choice(shape: CompletionShape, index: int, collected: Collected) -> CompletionChoice:
+    prompt_index = index // shape.flight.params.n
+    writer = shape.logprob_writer(index)
+    choice = CompletionChoice(
+        index=index,
+        text=shape.echoes[prompt_index] + collected.text,
+        logprobs=None if writer is None else writer.write(collected.logprobs),
+        finish_reason=collected.finish_reason,
+        stop_reason=collected.stop_reason,
+    )
+    if shape.request.return_token_ids:
+        choice.token_ids = collected.token_ids
+        choice.prompt_token_ids = shape.flight.prompts[prompt_index].token_ids
+    return choice
+
+
+class CompletionFrames:
+    """Writes the frames of a stream."""
+
+    def __init__(self, shape: CompletionShape, usage: UsageCounter) -> None:
+        self._shape = shape
+        self._usage = usage
+        options = shape.request.stream_options
+        self._with_usage = bool(options and options.include_usage)
+        self._always_usage = bool(options and options.continuous_usage_stats)
+        self._logprobs = [shape.logprob_writer(i) for i in range(shape.flight.num_choices)]
+
+    def opening(self) -> bytes:
+        """The echoed prompts."""
+        n = self._shape.flight.params.n
+        return b"".join(
+            self._frame(CompletionChoice(index=i, text=self._shape.echoes[i // n]))
+            for i in range(self._shape.flight.num_choices)
+            if self._shape.echoes[i // n]
+        )
+
+    def write(self, arrival: Arrival) -> bytes:
+        """One frame per piece with news."""
+        self._usage.saw(arrival)
+        first = arrival.prompt_index * self._shape.flight.params.n
+        return b"".join(self._piece(first + piece.index, piece) for piece in arrival.output.outputs)
+
+    def closing(self) -> bytes:
+        """The usage, when it was asked for."""
+        if not self._with_usage:
+            return b""
+        return frame(self._shape.completion([], self._usage.usage()))
+
+    def _piece(self, index: int, piece: CompletionOutput) -> bytes:
+        reason = finish_of(piece)
+        writer = self._logprobs[index]
+        choice = CompletionChoice(index=index, text=piece.text, finish_reason=reason)
+        if writer is not None and piece.logprobs:
+            choice.logprobs = writer.write(piece.logprobs)
+        if self._shape.request.return_token_ids:
+            choice.token_ids = piece.token_ids
+        if reason is not None:
+            choice.stop_reason = piece.stop_reason
+        has_news = piece.text or reason or choice.logprobs or choice.token_ids
+        return self._frame(choice) if has_news else b""
+
+    def _frame(self, choice: CompletionChoice) -> bytes:
+        usage: Usage | UnsetType | None = None if self._with_usage else UNSET
+        if self._always_usage:
+            usage = self._usage.usage()
+        return frame(self._shape.completion([choice], usage))

@@ -1,0 +1,100 @@
+"""Prometheus metrics: the engine's counts under vLLM's names with the prefix ``ingle_``, and
+``process_*`` figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from ingle_server.engine_client import EngineClient, EngineStats, HistogramData
+
+
+class Metrics:
+    """One server's metrics; nothing global."""
+
+    def __init__(self, engine: EngineClient) -> None:
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        self._registry.register(EngineCollector(engine))
+
+    def render(self) -> bytes:
+        """All of it, in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+
+class EngineCollector(Collector):
+    """Reads the engine's state at the moment Prometheus asks."""
+
+    def __init__(self, engine: EngineClient) -> None:
+        self._engine = engine
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing in advance, so that registering does not ask the engine."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics now."""
+        stats = self._engine.stats()
+        yield from _gauges(stats)
+        yield from _counters(stats)
+        yield from _histograms(stats)
+        info = {
+            "max_model_len": str(self._engine.info.max_model_len),
+            "num_blocks": str(stats.kv_cache_blocks),
+        }
+        yield InfoMetricFamily("ingle_cache_config", "The KV cache.", value=info)
+
+
+def _gauges(stats: EngineStats) -> Iterator[Metric]:
+    for name, text, value in (
+        ("num_requests_running", "Sequences being computed.", stats.num_requests_running),
+        ("num_requests_waiting", "Sequences waiting.", stats.num_requests_waiting),
+        ("kv_cache_usage_perc", "Share of the KV cache in use, 0-1.", stats.kv_cache_usage_perc),
+        ("kv_cache_blocks", "Blocks of the KV cache.", stats.kv_cache_blocks),
+        ("kv_cache_used_blocks", "Blocks that live requests hold.", stats.kv_cache_used_blocks),
+    ):
+        yield GaugeMetricFamily(f"ingle_{name}", text, value=value)
+
+
+def _counters(stats: EngineStats) -> Iterator[Metric]:
+    for name, text, value in (
+        ("prompt_tokens", "Prompt tokens computed.", stats.prompt_tokens_total),
+        ("generation_tokens", "Tokens generated.", stats.generation_tokens_total),
+        ("num_preemptions", "Preemptions.", stats.num_preemptions_total),
+        ("prefix_cache_queries", "Tokens looked up.", stats.prefix_cache_queries_total),
+        ("prefix_cache_hits", "Tokens found.", stats.prefix_cache_hits_total),
+    ):
+        yield CounterMetricFamily(f"ingle_{name}", text, value=value)
+    ended = CounterMetricFamily(
+        "ingle_request_success", "Sequences ended, by reason.", labels=["finished_reason"]
+    )
+    for reason, count in stats.requests_finished_total.items():
+        ended.add_metric([reason], count)
+    yield ended
+
+
+def _histograms(stats: EngineStats) -> Iterator[Metric]:
+    for name, text, data in (
+        ("time_to_first_token", "Arrival to first token.", stats.time_to_first_token_seconds),
+        ("inter_token_latency", "Between two tokens.", stats.inter_token_seconds),
+        ("e2e_request_latency", "Arrival to last token.", stats.request_seconds),
+    ):
+        yield HistogramMetricFamily(
+            f"ingle_{name}_seconds", text, buckets=_buckets(data), sum_value=data.total
+        )
+
+
+def _buckets(data: HistogramData) -> list[tuple[str, float]]:
+    """(upper bound, observations up to it), as Prometheus wants them: accumulated."""
+    bounds = [*(str(float(bound)) for bound in data.bounds), "+Inf"]
+    return list(zip(bounds, accumulate(data.counts), strict=True))

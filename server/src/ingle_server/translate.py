@@ -1,0 +1,210 @@
+"""From request fields to ``SamplingParams``: every range checked, every refusal by field name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ingle import SamplingParams
+from ingle.request import check_token_ids
+from ingle_server.engine_client import ModelInfo
+from ingle_server.errors import ApiError, bad_request, not_supported, shown
+from ingle_server.flight import Prompt
+from ingle_server.schemas.sampling import SamplingFields
+
+DEFAULT_COMPLETION_TOKENS = 16
+MAX_STOP_STRINGS = 4
+MAX_LOGPROBS = 20
+MAX_LOGIT_BIAS = 4096
+MAX_CACHE_SALT = 128
+
+_COPIED = (
+    "n",
+    "temperature",
+    "top_p",
+    "seed",
+    "presence_penalty",
+    "frequency_penalty",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "min_tokens",
+    "skip_special_tokens",
+    "cache_salt",
+)
+"""Fields that ``SamplingParams`` knows under the same name and whose ranges it checks."""
+
+_GUIDED = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+
+
+def check_fields(fields: SamplingFields, info: ModelInfo) -> None:
+    """Checks everything that does not need the prompt, so that it is cheap to be refused.
+
+    Raises:
+        ApiError: 400.
+        RequestError: 400, from ``SamplingParams``.
+    """
+    _check_stream_options(fields)
+    _check_stop(fields)
+    _check_cache_salt(fields.cache_salt)
+    _check_unsupported(fields, info)
+    if fields.truncate_prompt_tokens is not None:
+        _check_truncation(fields.truncate_prompt_tokens, info)
+    params = sampling_params(fields, info, max_tokens=None, logprobs=None)
+    check_token_ids(params, info.vocab_size)
+
+
+def sampling_params(
+    fields: SamplingFields, info: ModelInfo, *, max_tokens: int | None, logprobs: int | None
+) -> SamplingParams:
+    """The engine's parameters. The model's generation defaults stand where the client says nothing.
+
+    Raises:
+        RequestError: 400.
+    """
+    values: dict[str, Any] = dict(info.generation_defaults)
+    for name in _COPIED:
+        value = getattr(fields, name)
+        if value is not None:
+            values[name] = value
+    if values.get("top_k") is not None:
+        values["top_k"] = min(values["top_k"], info.vocab_size)  # 2**70 keeps all, too
+    values["stop"] = _stop_strings(fields.stop)
+    values["stop_token_ids"] = tuple(fields.stop_token_ids or ())
+    values["logit_bias"] = _logit_bias(fields.logit_bias)
+    return SamplingParams(**values, max_tokens=max_tokens, logprobs=logprobs)
+
+
+def _stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
+    return (stop,) if isinstance(stop, str) else tuple(stop or ())
+
+
+def _logit_bias(bias: Mapping[str, float] | None) -> dict[int, float]:
+    if not bias:
+        return {}
+    if len(bias) > MAX_LOGIT_BIAS:
+        raise bad_request(
+            f"logit_bias may hold at most {MAX_LOGIT_BIAS} tokens, got {len(bias)}.", "logit_bias"
+        )
+    for key in bias:
+        if not (key.isascii() and key.isdecimal() and len(key) <= 10):
+            raise bad_request(
+                f"logit_bias: keys must be token ids, got {shown(key)}.", "logit_bias"
+            )
+    return {int(key): value for key, value in bias.items()}
+
+
+def _check_stream_options(fields: SamplingFields) -> None:
+    if fields.stream_options is not None and not fields.stream:
+        raise bad_request("stream_options needs stream to be true.", "stream_options")
+
+
+def _check_stop(fields: SamplingFields) -> None:
+    stop = _stop_strings(fields.stop)
+    if len(stop) > MAX_STOP_STRINGS:
+        raise bad_request(
+            f"stop may hold at most {MAX_STOP_STRINGS} strings, got {len(stop)}.", "stop"
+        )
+
+
+def _check_cache_salt(salt: str | None) -> None:
+    if salt is not None and not 1 <= len(salt) <= MAX_CACHE_SALT:
+        raise bad_request(
+            f"cache_salt must have 1 to {MAX_CACHE_SALT} characters, got {shown(salt)}.",
+            "cache_salt",
+        )
+
+
+def _check_truncation(value: int, info: ModelInfo) -> None:
+    if not (value == -1 or 1 <= value <= info.max_model_len):
+        raise bad_request(
+            f"truncate_prompt_tokens must be -1 or from 1 to {info.max_model_len}, got {value}.",
+            "truncate_prompt_tokens",
+        )
+
+
+def _check_unsupported(fields: SamplingFields, info: ModelInfo) -> None:
+    for name in _GUIDED:
+        if getattr(fields, name) is not None:
+            raise not_supported(name, "Structured output")
+    if fields.prompt_embeds is not None:
+        raise bad_request(
+            "prompt_embeds is refused: tensors are not taken from clients.", "prompt_embeds"
+        )
+    if fields.use_beam_search:
+        raise not_supported("use_beam_search", "Beam search")
+    if fields.prompt_logprobs is not None:
+        raise not_supported("prompt_logprobs", "Logprobs of the prompt")
+    if fields.bad_words:
+        raise not_supported("bad_words", "Banning words")
+    if fields.allowed_token_ids is not None:
+        _check_allowed(fields.allowed_token_ids, info)
+
+
+def _check_allowed(ids: list[int], info: ModelInfo) -> None:
+    name = "allowed_token_ids"
+    if not ids:
+        raise bad_request(f"{name} must not be empty.", name)
+    for token_id in ids:
+        if not 0 <= token_id < info.vocab_size:
+            raise bad_request(
+                f"{name} must hold token ids from 0 to {info.vocab_size - 1}, got {token_id}.", name
+            )
+    raise not_supported(name, "Allowing only some tokens")
+
+
+def check_logprobs(name: str, value: int | None) -> None:
+    """Refuses a number of logprobs out of range, under the client's name for it."""
+    if value is not None and not 0 <= value <= MAX_LOGPROBS:
+        raise bad_request(f"{name} must be from 0 to {MAX_LOGPROBS}, got {value}.", name)
+
+
+def check_count(fields: SamplingFields, num_prompts: int, limit: int) -> None:
+    """Bounds prompts times ``n`` before anything is copied that often."""
+    total = num_prompts * (fields.n or 1)
+    if total > limit:
+        param = "n" if num_prompts == 1 else "prompt"
+        raise bad_request(f"Prompts times n may be at most {limit}, got {total}.", param)
+
+
+def token_budget(
+    prompts: list[Prompt], info: ModelInfo, asked: tuple[str, int | None], default: int | None
+) -> int:
+    """How many tokens may be generated: what was ``asked`` (field name, value), or ``default``.
+
+    A default is cut to what the context leaves; ``None`` goes to its end. What the client asked for
+    is never cut, but refused.
+
+    Raises:
+        ApiError: 400 ``context_length_exceeded``.
+    """
+    field, value = asked
+    longest = max(len(prompt.token_ids) for prompt in prompts)
+    room = info.max_model_len - longest
+    if value is None:
+        return room if default is None else min(default, room)
+    if value > room:
+        raise bad_request(
+            f"{field} is {value} and the prompt has {longest} tokens, but the context holds "
+            f"{info.max_model_len} tokens in all. Ask for at most {room}.",
+            field,
+            "context_length_exceeded",
+        )
+    return value
+
+
+def too_long(param: str, seen: str, info: ModelInfo) -> ApiError:
+    """A 400 for a prompt that leaves no room for an answer."""
+    return bad_request(
+        f"The prompt has {seen}; the context holds {info.max_model_len} tokens, answer included.",
+        param,
+        "context_length_exceeded",
+    )
+
+
+def check_max_tokens(field: str, value: int | None, *, at_least: int) -> None:
+    """Refuses a number of tokens below ``at_least``, under the client's name for it."""
+    if value is not None and value < at_least:
+        raise bad_request(f"{field} must be at least {at_least}, got {value}.", field)
