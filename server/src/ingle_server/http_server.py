@@ -20,6 +20,9 @@ MAX_HEAD_BYTES = 64 * 1024
 FLUSH_SECONDS = 5
 """How long closing connections may take to send what they still have."""
 
+TICK_SECONDS = 5.0
+"""Age the Date header may reach."""
+
 
 class PatientProtocol(H11Protocol):
     """h11, but a client that opens a connection or begins a request must finish its headers in
@@ -68,10 +71,11 @@ class HttpServer(uvicorn.Server):
         self._finished.set()
 
     async def main_loop(self) -> None:
-        """Wakes once a second, for the Date header; uvicorn's own does so ten times."""
+        """Wakes now and then, for the Date header; uvicorn's own does so ten times a second, which
+        an idle machine would notice."""
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(1.0):
+                async with asyncio.timeout(TICK_SECONDS):
                     await self._finished.wait()
 
     async def startup(self, sockets: list[Any] | None = None) -> None:
