@@ -20,7 +20,7 @@ from ingle.model.compiled_decoder import (
 )
 from ingle.model.decode_segment import SegmentShape
 from ingle.model.decoder import Decoder
-from ingle.model.segment_package import build_package, command, load_package, package_path
+from ingle.model.segment_package import command, load_package, package_path
 from ingle.plugin.device import DeviceInfo
 from ingle.registry.loader import default_cache_folder
 
@@ -67,13 +67,9 @@ class DecodeCompiler:
         return True
 
     def compile_now(self) -> None:
-        """Compiles, unless that is done, and takes the result into use.
-
-        Raises:
-            ConfigError: When there is no C++ compiler.
-        """
-        if not self.is_compiled and not self.use_package():
-            build_package(self._path, self._shape, torch.bfloat16)
+        """Compiles, unless that is done, and takes the result into use; where that cannot be, a
+        line in the log says why, and steps stay eager."""
+        if not self.is_compiled and not self.use_package() and self._run(priority=0):
             self.use_package()
 
     def start(self, is_idle: Callable[[], bool]) -> None:
@@ -97,18 +93,19 @@ class DecodeCompiler:
                 return
             looks = looks + 1 if is_idle() else 0
         logger.info("Compiling decode kernels for this model's shape, once; some 30 s")
-        if self._run() and self.use_package():
+        if self._run(LOWEST_PRIORITY) and self.use_package():
             logger.info("Decode steps are compiled from here on (%s)", self._path)
 
-    def _run(self) -> bool:
-        """Runs the compiler's process to its end; False when it failed or was given up."""
+    def _run(self, priority: int) -> bool:
+        """Runs the compiler in a process of its own, to its end; False when it failed or was given
+        up. ``priority`` is the process's nice value."""
         process = subprocess.Popen(
             command(self._path, self._shape, torch.bfloat16),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
         )
-        os.setpriority(os.PRIO_PROCESS, process.pid, LOWEST_PRIORITY)
+        os.setpriority(os.PRIO_PROCESS, process.pid, priority)
         while True:
             try:
                 _, errors = process.communicate(timeout=LOOK_SECONDS)
