@@ -67,6 +67,7 @@ def test_after_forced_preemption(few_references: list[Reference], demo_model_dir
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("together", [False, True], ids=["alone", "batch_of_16"])
 @pytest.mark.parametrize("chunk", [16, 2048])
 @pytest.mark.parametrize("caching", [False, True], ids=["no_prefix_cache", "prefix_cache"])
@@ -84,6 +85,7 @@ def test_twenty_prompts_in_every_way_of_scheduling(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_twenty_prompts_after_forced_preemption(
     references: list[Reference], demo_model_dir: Path
 ) -> None:
@@ -101,6 +103,7 @@ def test_twenty_prompts_after_forced_preemption(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @torch.inference_mode()
 def test_bfloat16_agrees_wherever_the_reference_is_sure(
     references: list[Reference], demo_model_dir: Path, capsys: pytest.CaptureFixture[str]
