@@ -157,9 +157,9 @@ def _runner(opened: Opened, plan: CachePlan, model: Decoder) -> ModelRunner:
 
 
 def _backend(opened: Opened) -> Callable[[int | None], AttentionBackend]:
-    scale = opened.model.head_dim**-0.5
+    scales = opened.model.scales
     kind = PagedCPUAttention if opened.device.type == "cpu" else ReferenceAttention
-    return lambda window: kind(scale, window)
+    return lambda window: kind(scales.attention_scale, window, scales.attention_softcap)
 
 
 def _scheduler(config: EngineConfig, model: ModelConfig, plan: CachePlan) -> Scheduler:
