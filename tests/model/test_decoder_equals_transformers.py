@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 import transformers
 
+from ingle import ConfigError
 from ingle.config import EngineConfig
 from ingle.engine.engine import build_engine_core
 from ingle.engine.model_runner import ModelRunner
@@ -205,3 +207,47 @@ def test_a_plan_without_requests_runs_nothing(tiny: tuple[torch.nn.Module, Path]
     output = runner_for(folder).execute(SchedulerOutput(scheduled=()))
     assert output.sampled == {}
     assert output.errors == {}
+
+
+def save_llama(folder: Path, demo_model_dir: Path, **options: Any) -> torch.nn.Module:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**{**SIZE, **options})
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model.save_pretrained(folder)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / file).write_bytes((demo_model_dir / file).read_bytes())
+    return model
+
+
+@pytest.mark.parametrize("scaling", [DYNAMIC, LINEAR, YARN], ids=["dynamic", "linear", "yarn"])
+def test_scaling_reaches_past_the_models_own_length(
+    tmp_path: Path, demo_model_dir: Path, scaling: dict[str, Any]
+) -> None:
+    options = {"rope_parameters": dict(scaling), "max_position_embeddings": 64}
+    model = save_llama(tmp_path, demo_model_dir, **options)
+    token_ids = torch.randint(0, 128, (100,), generator=torch.Generator().manual_seed(1)).tolist()
+    with torch.no_grad():
+        wanted = model(torch.tensor([token_ids])).logits[0]
+    found = logits_of(runner_for(tmp_path, max_model_len=100), token_ids, 7)
+    assert (found - wanted).norm() / wanted.norm() < 1e-5
+
+
+def test_overrides_stand_in_place_of_the_config(tmp_path: Path, demo_model_dir: Path) -> None:
+    save_llama(tmp_path / "plain", demo_model_dir)
+    other = {"rope_parameters": dict(LLAMA3), "rms_norm_eps": 0.01}
+    model = save_llama(tmp_path / "other", demo_model_dir, **other)
+    token_ids = list(range(20, 90))
+    with torch.no_grad():
+        wanted = model(torch.tensor([token_ids])).logits[0]
+    runner = runner_for(
+        tmp_path / "plain", rope_scaling=json.dumps(LLAMA3), hf_overrides='{"rms_norm_eps": 0.01}'
+    )
+    found = logits_of(runner, token_ids, 100)
+    assert (found - wanted).norm() / wanted.norm() < 1e-5
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "nothing"])
+@pytest.mark.parametrize("option", ["hf_overrides", "rope_scaling"])
+def test_overrides_that_are_no_object_are_refused_by_name(option: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=f"--{option.replace('_', '-')}"):
+        EngineConfig(**{option: text})

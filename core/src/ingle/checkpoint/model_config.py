@@ -98,6 +98,13 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
 
+    @property
+    def longest_context(self) -> int:
+        """Tokens of a sequence at most: rotary scaling may reach past
+        ``max_position_embeddings``."""
+        reached = [rope.longest for rope in self.ropes if rope is not None]
+        return max([self.max_position_embeddings, *reached])
+
 
 def load_model_config(path: Path | str, info: CheckpointInfo | None = None) -> ModelConfig:
     """The model's configuration from ``config.json`` and ``generation_config.json``.

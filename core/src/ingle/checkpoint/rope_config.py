@@ -45,6 +45,17 @@ class RopeConfig:
     max_positions: int
     scaling: Mapping[str, Any] | None
 
+    @property
+    def longest(self) -> int:
+        """Positions the scaling reaches, at least ``max_positions``."""
+        scaling = self.scaling or {}
+        start = 0
+        if scaling.get("rope_type") in ("linear", "dynamic"):
+            start = self.max_positions
+        elif scaling.get("rope_type") == "yarn":
+            start = scaling["original_max_position_embeddings"]
+        return max(self.max_positions, int(start * scaling.get("factor", 1.0)))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Reading:
