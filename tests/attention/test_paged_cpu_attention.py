@@ -9,6 +9,7 @@ from ingle.attention.layer_cache import LayerCache
 from ingle.attention.metadata import ForwardBatch, SequenceSpan, consecutive_start
 from ingle.attention.paged_cpu import PagedCPUAttention
 from ingle.attention.reference import ReferenceAttention, attend
+from ingle.attention.softcapped import SoftcappedAttention
 from ingle.builtin.kv_native import NativeKVCache
 from ingle.plugin import DeviceInfo, KVCacheGeometry
 
@@ -79,6 +80,43 @@ def test_attention_equals_the_reference(
     found = PagedCPUAttention(0.17, window)(query, cache, batch)
     wanted = ReferenceAttention(0.17, window)(query, cache, batch)
     torch.testing.assert_close(found, wanted, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("softcap", [0.5, 50.0, 500.0])
+@pytest.mark.parametrize("window", [None, 7, 140])
+@pytest.mark.parametrize(("num_new", "length"), [(1, 1), (1, 190), (30, 130), (150, 150)])
+@pytest.mark.parametrize("groups", [1, 3])
+def test_bounded_attention_equals_the_reference(
+    groups: int, num_new: int, length: int, window: int | None, softcap: float
+) -> None:
+    torch.manual_seed(length + groups)
+    cache = make_cache(2, 32, torch.float32)
+    fill(cache, SCATTERED, length)
+    query = torch.randn(num_new, 2 * groups, 32) * 4
+    batch = batch_of(span(0, num_new, length, SCATTERED))
+    found = PagedCPUAttention(0.7, window, softcap)(query, cache, batch)
+    wanted = ReferenceAttention(0.7, window, softcap)(query, cache, batch)
+    torch.testing.assert_close(found, wanted, rtol=2e-5, atol=2e-5)
+
+
+def test_bounded_attention_over_many_tiles_equals_the_reference() -> None:
+    torch.manual_seed(3)
+    query, key, value = torch.randn(700, 4, 8), torch.randn(2, 1300, 8), torch.randn(2, 1300, 8)
+    for window in (None, 300):
+        found = SoftcappedAttention(0.9, 20.0, window)(query, key, value)
+        wanted = attend(query, key, value, 0.9, window, 20.0).flatten(1)
+        torch.testing.assert_close(found, wanted, rtol=2e-5, atol=2e-5)
+
+
+def test_bounds_bound_and_high_ones_change_nothing() -> None:
+    torch.manual_seed(4)
+    query, key, value = torch.randn(9, 4, 16), torch.randn(2, 9, 16), torch.randn(2, 9, 16)
+    free = attend(query, key, value, 0.25)
+    torch.testing.assert_close(attend(query, key, value, 0.25, softcap=1e5), free)
+    # Logits that may not differ weigh every key alike.
+    alike = attend(query, key, value, 0.25, softcap=1e-6)[-1]
+    mean = value.mean(1).repeat_interleave(2, 0)
+    torch.testing.assert_close(alike, mean, rtol=1e-4, atol=1e-4)
 
 
 def test_the_reference_equals_torchs_own_attention() -> None:

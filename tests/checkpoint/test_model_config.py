@@ -14,8 +14,9 @@ from transformers import AutoConfig
 
 from ingle import CheckpointError
 from ingle.checkpoint.generation_defaults import GenerationDefaults, load_generation_defaults
-from ingle.checkpoint.model_config import load_model_config
+from ingle.checkpoint.model_config import ACTIVATIONS, load_model_config
 from ingle.checkpoint.safetensors import open_checkpoint
+from ingle.model.layers import activation
 
 BASE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -83,6 +84,37 @@ AGAINST_TRANSFORMERS: dict[str, dict[str, Any]] = {
         "use_sliding_window": True,
         "layer_types": ["full_attention", "sliding_attention"] * 2,
     },
+    "linear scaling of another base": {
+        "rope_theta": 500.0,
+        "rope_scaling": {"rope_type": "dynamic", "factor": 2.0},
+    },
+    "yarn": {
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 512,
+        }
+    },
+    "smollm3": family("SmolLM3"),
+    "smollm3 with windows where it does not rotate": {
+        **family("SmolLM3"),
+        "no_rope_layers": [1, 0, 1, 1],
+        "use_sliding_window": True,
+        "sliding_window": 64,
+    },
+    "gemma2": {**family("Gemma2"), "head_dim": 16},
+    "granite": {**family("Granite"), "embedding_multiplier": 12},
+    "olmo2": {**family("Olmo2"), "pad_token_id": None},
+    "mixtral": {**family("Mixtral"), "sliding_window": 64},
+    "qwen2 moe": {**family("Qwen2Moe"), "model_type": "qwen2_moe"},
+    "qwen2 moe with windows": {
+        **family("Qwen2Moe"),
+        "model_type": "qwen2_moe",
+        "use_sliding_window": True,
+        "sliding_window": 64,
+        "max_window_layers": 3,
+    },
+    "qwen3 moe": {**family("Qwen3Moe"), "model_type": "qwen3_moe", "head_dim": 32},
 }
 
 
@@ -100,19 +132,68 @@ def test_the_config_says_what_transformers_reads(tmp_path: Path, case: str) -> N
     assert ours.num_kv_heads == theirs.num_key_value_heads
     assert ours.head_dim == head_dim
     assert ours.rms_norm_eps == theirs.rms_norm_eps
-    assert ours.rope_theta == rope.pop("rope_theta")
+    found = ours.ropes[0]
+    assert found is not None
+    assert found.theta == rope.pop("rope_theta")
     assert ours.max_position_embeddings == theirs.max_position_embeddings
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
-    assert ours.hidden_act == theirs.hidden_act
+    activation = getattr(theirs, "hidden_act", None) or theirs.hidden_activation
+    assert ours.hidden_act == activation
     expected = None if rope["rope_type"] == "default" else rope
-    assert ours.rope_scaling == ({k: expected[k] for k in ours.rope_scaling} if expected else None)
-    assert ours.sliding_window == getattr(theirs, "sliding_window", None)
+    scaling = found.scaling
+    assert scaling == ({k: expected[k] for k in scaling} if scaling and expected else None)
+    assert ours.sliding_window == (getattr(theirs, "sliding_window", None) or None)
     eos = theirs.eos_token_id
     if AGAINST_TRANSFORMERS[case].get("eos_token_id") is not None:
         assert list(ours.eos_token_ids) == (eos if isinstance(eos, list) else [eos])
     types = getattr(theirs, "layer_types", None)
     if types is not None:
         assert list(ours.layer_types) == types
+
+
+@pytest.mark.parametrize("name", ["su", "yarn", "longrope"])
+def test_phi3_files_have_old_names_of_longrope(tmp_path: Path, name: str) -> None:
+    scaling = {"type": name, "short_factor": [1.0] * 8, "long_factor": [2] * 8}
+    path = folder(
+        tmp_path, **family("Phi3"), rope_scaling=scaling, original_max_position_embeddings=2048
+    )
+    rope = load_model_config(path).ropes[0]
+    assert rope is not None
+    assert rope.scaling == {
+        "rope_type": "longrope",
+        "short_factor": (1.0,) * 8,
+        "long_factor": (2.0,) * 8,
+        "original_max_position_embeddings": 2048,
+    }
+
+
+@pytest.mark.parametrize("spelling", ["before transformers 5", "transformers 5"])
+def test_gemma3_has_a_base_for_windowed_layers(tmp_path: Path, spelling: str) -> None:
+    stretched = {"rope_type": "linear", "factor": 8.0}
+    old = {"rope_theta": 7e5, "rope_local_base_freq": 5e3, "rope_scaling": stretched}
+    new = {
+        "rope_parameters": {
+            "full_attention": {**stretched, "rope_theta": 7e5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 5e3},
+        }
+    }
+    changes = new if spelling == "transformers 5" else old
+    config = {**family("Gemma3"), "sliding_window_pattern": 2, **changes}
+    config["model_type"] = "gemma3_text"
+    path = folder(tmp_path, **config)
+    theirs = AutoConfig.from_pretrained(path)
+    found = load_model_config(path)
+    assert list(found.layer_types) == theirs.layer_types
+    assert found.layer_types == ("sliding_attention", "full_attention") * 2
+    for rope, kind in zip(found.ropes, found.layer_types, strict=True):
+        assert rope is not None
+        assert rope.theta == theirs.rope_parameters[kind]["rope_theta"]
+        assert rope.scaling == (stretched if kind == "full_attention" else None)
+
+
+def test_every_activation_a_config_may_name_is_computed() -> None:
+    for name in ACTIVATIONS:
+        assert activation(name)(torch.ones(2)).shape == (2,)
 
 
 def test_mistral_windows_every_layer(tmp_path: Path) -> None:
@@ -180,13 +261,42 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "architectures of another type": ({"architectures": [[1]]}, "not supported"),
     "unknown rope type": (
         {"rope_scaling": {"rope_type": "spiral"}},
-        "one of default, linear, llama3, but is 'spiral'",
+        "one of default, linear, dynamic, yarn.*, but is 'spiral'",
     ),
     "rope without its factor": ({"rope_scaling": {"type": "linear"}}, "factor is missing"),
     "rope scaling of another type": ({"rope_scaling": [1]}, "rope_scaling must be"),
     "a factor below nothing": ({"rope_scaling": {"type": "linear", "factor": -1}}, "factor"),
     "crossed frequencies": ({"rope_scaling": {**LLAMA3, "low_freq_factor": 9}}, "low_freq_factor"),
-    "partial rotation": ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+    "rotation of more than a head": ({"partial_rotary_factor": 1.5}, "partial_rotary_factor"),
+    "rotation of half a pair": ({"partial_rotary_factor": 0.2}, "partial_rotary_factor"),
+    "longrope without its factors": (
+        {"rope_scaling": {"type": "longrope"}},
+        "short_factor is missing",
+    ),
+    "longrope with factors of another size": (
+        {"rope_scaling": {"type": "su", "short_factor": [1.0], "long_factor": [1.0]}},
+        "short_factor must be a list of 8",
+    ),
+    "no-rope layers of another type": (
+        {**family("SmolLM3"), "no_rope_layers": ["no"] * 4},
+        "no_rope_layers",
+    ),
+    "negative bound of logits": (
+        {**family("Gemma2"), "attn_logit_softcapping": -1},
+        "attn_logit_softcapping",
+    ),
+    "a multiplier that is no number": (
+        {**family("Granite"), "residual_multiplier": "big"},
+        "residual_multiplier",
+    ),
+    "more experts visited than there are": (
+        {**family("Mixtral"), "num_experts_per_tok": 9},
+        "num_experts_per_tok must be at most 8",
+    ),
+    "dense layers of another type": (
+        {**family("Qwen3Moe"), "mlp_only_layers": 3},
+        "mlp_only_layers",
+    ),
     "unknown activation": ({"hidden_act": "gelu_fast"}, "hidden_act.*silu.*gelu_fast"),
     "no layers": ({"num_hidden_layers": 0}, "num_hidden_layers"),
     "negative size": ({"hidden_size": -64}, "hidden_size"),

@@ -43,6 +43,22 @@ def save_tiny(folder: Path, demo_model_dir: Path, **options: object) -> Path:
     return folder
 
 
+def save_family(folder: Path, demo_model_dir: Path, name: str, **options: object) -> Path:
+    """A tiny model of transformers' config class ``name``, in bf16."""
+    torch.manual_seed(0)
+    sizes = {"num_hidden_layers": 3, "num_key_value_heads": 2, "max_position_embeddings": 256}
+    none = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    config = getattr(transformers, name)(**PLAIN, **sizes, **none, **options)
+    model = transformers.AutoModelForCausalLM.from_config(config).bfloat16()
+    for parameter_name, parameter in model.named_parameters():
+        if parameter_name.endswith(".bias"):
+            torch.nn.init.normal_(parameter)
+    model.save_pretrained(folder)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / file).write_bytes((demo_model_dir / file).read_bytes())
+    return folder
+
+
 def open_core(folder: Path, **options: object) -> EngineCore:
     return build_engine_core(
         EngineConfig(model=str(folder), device="cpu", block_size=16, **options)  # type: ignore[arg-type]
@@ -101,6 +117,60 @@ def test_models_with_biases_are_not_compiled(
     tmp_path: Path, demo_model_dir: Path, options: dict[str, object]
 ) -> None:
     assert open_core(save_tiny(tmp_path, demo_model_dir, **options)).compiler is None
+
+
+PLAIN = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "vocab_size": 128}
+UNKNOWN_TO_SEGMENTS: dict[str, tuple[str, dict[str, object]]] = {
+    "norms after blocks": ("Olmo2Config", {}),
+    "norms around blocks": ("Gemma2Config", {"head_dim": 16}),
+    "two rotations": ("Gemma3TextConfig", {"head_dim": 16}),
+    "norms of queries and keys": ("Qwen3Config", {"head_dim": 16}),
+    "a factor on the residual": ("GraniteConfig", {"residual_multiplier": 0.5}),
+    "a factor on the embedding": ("GraniteConfig", {"embedding_multiplier": 3.0}),
+    "layers without rotation": ("SmolLM3Config", {"no_rope_layer_interval": 2}),
+    "no rotation at all": ("SmolLM3Config", {"no_rope_layers": [0, 0, 0]}),
+    "partial rotation": (
+        "Phi3Config",
+        {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+    ),
+    "experts": ("MixtralConfig", {"num_local_experts": 4}),
+    "another activation": ("LlamaConfig", {"hidden_act": "gelu"}),
+    "biases": ("Qwen2Config", {}),
+}
+
+
+@pytest.mark.parametrize("case", UNKNOWN_TO_SEGMENTS)
+def test_what_segments_do_not_know_is_not_compiled(
+    tmp_path: Path, demo_model_dir: Path, case: str
+) -> None:
+    name, options = UNKNOWN_TO_SEGMENTS[case]
+    core = open_core(save_family(tmp_path, demo_model_dir, name, **options))
+    assert isinstance(core.runner, ModelRunner)
+    assert isinstance(core.runner.model, Decoder)
+    assert segment_shape(core.runner.model) is None
+    assert core.compiler is None
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("Phi3Config", {}),
+        ("MistralConfig", {"sliding_window": 12}),
+        ("GraniteConfig", {"attention_multiplier": 0.1, "logits_scaling": 3.0}),
+    ],
+)
+def test_what_lies_outside_of_segments_may_be_anything(
+    tmp_path: Path, demo_model_dir: Path, name: str, options: dict[str, object]
+) -> None:
+    runner = open_core(save_family(tmp_path, demo_model_dir, name, **options)).runner
+    assert isinstance(runner, ModelRunner)
+    model = runner.model
+    assert isinstance(model, Decoder)
+    token_ids = list(range(20, 50))
+    wanted = step(runner, token_ids, 0)
+    runner.model = CompiledDecoder(model, UncompiledSegment(model))  # type: ignore[arg-type]
+    found = [step(runner, token_ids[: at + 1], at) for at in range(len(token_ids))]
+    assert relative_error(torch.cat(found), wanted) < 1.5e-2
 
 
 def test_float32_and_enforce_eager_compile_nothing(tmp_path: Path, demo_model_dir: Path) -> None:

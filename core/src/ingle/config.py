@@ -6,9 +6,10 @@ spell them; error messages name the flag as the user types it.
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from ingle.errors import ConfigError
 
@@ -24,6 +25,10 @@ class EngineConfig:
         model: A model folder, or a Hugging Face hub id such as ``Qwen/Qwen3-8B``.
         revision: Branch, tag or commit on the hub.
         tokenizer: Folder of the tokenizer, when it is not the model's own.
+        hf_overrides: Keys of config.json to replace, as a JSON object:
+            ``{"max_position_embeddings": 65536}``.
+        rope_scaling: Rotary scaling in place of config.json's, as a JSON object:
+            ``{"rope_type": "linear", "factor": 2}``.
         quantization: Weight format, or ``auto`` to detect it.
         kv_cache_dtype: KV-cache format (``auto``, ``fp8`` …), or one per side: ``k=auto,v=fp8``.
         dtype: Activation dtype; ``auto`` takes the checkpoint's.
@@ -49,6 +54,8 @@ class EngineConfig:
     model: str = ""
     revision: str | None = None
     tokenizer: str | None = None
+    hf_overrides: str | None = None
+    rope_scaling: str | None = None
     quantization: str = "auto"
     kv_cache_dtype: str = "auto"
     dtype: DType = "auto"
@@ -72,6 +79,8 @@ class EngineConfig:
         if self.kv_cache_memory_bytes is not None:
             value = parse_bytes("--kv-cache-memory-bytes", self.kv_cache_memory_bytes)
             object.__setattr__(self, "kv_cache_memory_bytes", value)
+        for name in ("hf_overrides", "rope_scaling"):
+            parse_object(f"--{name.replace('_', '-')}", getattr(self, name))
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(
                 "--gpu-memory-utilization must be above 0 and at most 1, "
@@ -95,6 +104,21 @@ def _require_positive(name: str, value: int) -> None:
 def _check_block_size(size: int) -> None:
     if size < 8 or size > 1024 or size & (size - 1):
         raise ConfigError(f"--block-size must be a power of two from 8 to 1024, got {size}.")
+
+
+def parse_object(option: str, value: str | None) -> dict[str, Any]:
+    """A JSON object written as text; None is an empty one.
+
+    Raises:
+        ConfigError: Naming ``option`` when it is no JSON object.
+    """
+    try:
+        parsed = {} if value is None else json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{option} is no JSON ({error}); got {value!r}.") from None
+    if not isinstance(parsed, dict):
+        raise ConfigError(f"{option} must be a JSON object such as {{}}; got {value!r}.")
+    return parsed
 
 
 def parse_length(value: int | str) -> int | str:

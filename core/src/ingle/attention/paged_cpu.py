@@ -9,6 +9,7 @@ import torch
 
 from ingle.attention.layer_cache import LayerCache
 from ingle.attention.metadata import ForwardBatch, SequenceSpan
+from ingle.attention.softcapped import SoftcappedAttention
 
 WINDOW_TILE = 256
 """Rows that share a mask in windowed prefill: the mask stays below 256 x (256 + window)."""
@@ -56,18 +57,23 @@ class PagedCPUAttention:
     per group. A prefill chunk attends causally to itself and, in a second call, to everything
     cached before it; the two are joined by their log-sum-exps, so memory does not grow with the
     context and no mask is ever built. With a sliding window that is shorter than the sequence,
-    rows go in tiles, each with a mask over the keys its window can reach.
+    rows go in tiles, each with a mask over the keys its window can reach. Logits with a soft bound
+    are none of the flash kernel's: they have a path of their own.
 
     Args:
         scale: Factor on the logits.
         window: Tokens a row attends to at most, itself included; None is all before it.
+        softcap: Bound of the scaled logits; None leaves them.
     """
 
     name = "paged_cpu"
 
-    def __init__(self, scale: float, window: int | None = None) -> None:
+    def __init__(
+        self, scale: float, window: int | None = None, softcap: float | None = None
+    ) -> None:
         self.scale = scale
         self.window = window
+        self._softcapped = None if softcap is None else SoftcappedAttention(scale, softcap, window)
 
     def __call__(self, query: torch.Tensor, cache: LayerCache, batch: ForwardBatch) -> torch.Tensor:
         """``query`` [T, Q, D] over what ``cache`` holds: [T, Q * D]."""
@@ -79,6 +85,8 @@ class PagedCPUAttention:
 
     def _one(self, query: torch.Tensor, cache: LayerCache, span: SequenceSpan) -> torch.Tensor:
         key, value = cache.read(span)
+        if self._softcapped is not None:
+            return self._softcapped(query, key, value)
         window = self.window
         if span.num_new == 1:
             if window is not None and window < span.seq_len:

@@ -17,6 +17,7 @@ def attend(
     value: torch.Tensor,
     scale: float,
     window: int | None = None,
+    softcap: float | None = None,
 ) -> torch.Tensor:
     """Causal attention of the last T of L tokens over all of them.
 
@@ -26,6 +27,7 @@ def attend(
         value: [H, L, D].
         scale: Factor on the logits.
         window: Tokens a row attends to at most, itself included; None is all before it.
+        softcap: Bound of the scaled logits, ``softcap * tanh(x / softcap)``; None leaves them.
 
     Returns:
         [T, Q, D] in ``query``'s dtype.
@@ -35,6 +37,8 @@ def attend(
     k = key.float().repeat_interleave(groups, 0)
     v = value.float().repeat_interleave(groups, 0)
     logits = torch.einsum("tqd,qld->qtl", query.float(), k) * scale
+    if softcap is not None:
+        logits = torch.tanh(logits / softcap) * softcap
     length = k.shape[1]
     rows = torch.arange(length - num_rows, length, device=query.device)[:, None]
     columns = torch.arange(length, device=query.device)[None, :]
@@ -50,9 +54,12 @@ class ReferenceAttention:
 
     name = "reference"
 
-    def __init__(self, scale: float, window: int | None = None) -> None:
+    def __init__(
+        self, scale: float, window: int | None = None, softcap: float | None = None
+    ) -> None:
         self.scale = scale
         self.window = window
+        self.softcap = softcap
 
     def __call__(self, query: torch.Tensor, cache: LayerCache, batch: ForwardBatch) -> torch.Tensor:
         """``query`` [T, Q, D] over what ``cache`` holds: [T, Q * D]."""
@@ -60,5 +67,5 @@ class ReferenceAttention:
         for span in batch.spans:
             key, value = cache.read(span)
             rows = query[span.start : span.stop]
-            parts.append(attend(rows, key, value, self.scale, self.window))
+            parts.append(attend(rows, key, value, self.scale, self.window, self.softcap))
         return torch.cat(parts).flatten(1)

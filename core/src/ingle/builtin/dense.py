@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import TYPE_CHECKING, ClassVar
 
 from ingle.plugin import (
@@ -40,6 +41,10 @@ FLOAT_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}
 EMBEDDING_NAME = re.compile(r"(^|[._])(wte|wpe|embed\w*|\w*embeddings?)$")
 """Module names of lookup tables: 2-D tensors named ``weight`` that are not linears."""
 
+STACKED_EXPERTS = re.compile(r"(^|\.)experts\.\w+$")
+"""Names of tensors that hold one linear of every expert: [experts, N, K], with or without
+``.weight`` behind them."""
+
 
 class DenseFormat(WeightFormat):
     """Weights in bf16, fp16 or fp32, one tensor [N, K] named ``NAME.weight`` per linear."""
@@ -68,20 +73,28 @@ class DenseLoader(WeightLoader):
         self._linears = dense_linears(info)
 
     def linears(self) -> Mapping[str, tuple[int, int]]:
-        """Every 2-D float ``NAME.weight`` that is not a lookup table: name -> (N, K)."""
+        """Every 2-D float ``NAME.weight`` that is not a lookup table: name -> (N, K).
+
+        Also what every expert of a stacked tensor is; those are loaded with ``spec.expert``."""
         return self._linears
 
     def tensor_names(self, name: str) -> tuple[str, ...]:
-        """Only ``NAME.weight``."""
-        return (f"{name}.weight",)
+        """``NAME.weight``, or NAME itself for stacked experts."""
+        return (stored_name(self._info, name),)
 
     def packed_bytes(self, name: str) -> int:
-        """N * K values of the stored dtype."""
-        n, k = self._stored_shape(name)
-        return n * k * FLOAT_BYTES[self._info.tensor_dtypes[f"{name}.weight"]]
+        """All values of the tensor in the stored dtype."""
+        tensor = stored_name(self._info, name)
+        if name not in self._linears:
+            self._stored_shape(name)
+        return (
+            prod(self._info.tensor_shapes[tensor]) * FLOAT_BYTES[self._info.tensor_dtypes[tensor]]
+        )
 
     def can_shard(self, spec: LinearSpec) -> Support:
-        """Always: a dense weight can be cut anywhere."""
+        """A dense weight can be cut anywhere; one expert of a stack is loaded whole."""
+        if spec.expert is not None:
+            return Support(ok=spec.shard.axis is None, reason="experts are loaded whole")
         return Support(ok=True, reason="dense weights can be cut along both axes")
 
     def load_linear(self, spec: LinearSpec, reader: TensorReader) -> DenseWeight:
@@ -94,14 +107,17 @@ class DenseLoader(WeightLoader):
         """
         from ingle.builtin.dense_linear import DenseWeight
 
-        found = self._stored_shape(spec.name)
+        found = self._stored_shape(spec.name, spec.expert)
         wanted = (spec.out_features, spec.in_features)
         if found != wanted:
             raise CheckpointError(
                 f"{spec.name}.weight: wanted shape {list(wanted)}, found {list(found)}. "
                 "config.json does not belong to these weights."
             )
-        weight = read_shard(spec, reader)
+        if spec.expert is not None:
+            weight = read_expert(stored_name(self._info, spec.name), spec.expert, reader)
+        else:
+            weight = read_shard(spec, reader)
         return DenseWeight(weight.to(device=spec.device.torch_device, dtype=spec.dtype))
 
     def fuse(self, parts: Sequence[LinearWeight]) -> LinearWeight | None:
@@ -110,28 +126,40 @@ class DenseLoader(WeightLoader):
 
         return concatenate(parts)
 
-    def _stored_shape(self, name: str) -> tuple[int, int]:
-        tensor = f"{name}.weight"
+    def _stored_shape(self, name: str, expert: int | None = None) -> tuple[int, int]:
+        """(N, K) of a matrix, or of one expert of a stack."""
+        tensor = stored_name(self._info, name)
         shape = self._info.tensor_shapes.get(tensor)
         if shape is None:
             raise CheckpointError(f"{tensor}: no such tensor in {self._info.path}.")
         dtype = self._info.tensor_dtypes[tensor]
-        if len(shape) != 2 or dtype not in FLOAT_BYTES:
+        wanted = "a matrix" if expert is None else f"a stack of more than {expert} matrices"
+        fits = len(shape) == 2 if expert is None else len(shape) == 3 and expert < shape[0]
+        if not fits or dtype not in FLOAT_BYTES:
             raise CheckpointError(
-                f"{tensor}: wanted a matrix of {', '.join(FLOAT_BYTES)}, "
+                f"{tensor}: wanted {wanted} of {', '.join(FLOAT_BYTES)}, "
                 f"found {dtype} {list(shape)}."
             )
-        return shape[0], shape[1]
+        return shape[-2], shape[-1]
+
+
+def stored_name(info: CheckpointInfo, name: str) -> str:
+    """The tensor of linear ``name``: stacked experts may lack the suffix."""
+    weight = f"{name}.weight"
+    bare = weight not in info.tensor_shapes and name in info.tensor_shapes
+    return name if bare and STACKED_EXPERTS.search(name) else weight
 
 
 def dense_linears(info: CheckpointInfo) -> dict[str, tuple[int, int]]:
     """Every dense linear of a checkpoint, from headers alone: name -> (N, K)."""
     found = {}
     for tensor, shape in info.tensor_shapes.items():
-        name, _, suffix = tensor.rpartition(".")
-        if suffix != "weight" or len(shape) != 2 or EMBEDDING_NAME.search(name):
+        if info.tensor_dtypes[tensor] not in FLOAT_BYTES:
             continue
-        if info.tensor_dtypes[tensor] in FLOAT_BYTES:
+        name = tensor.removesuffix(".weight")
+        if len(shape) == 3 and STACKED_EXPERTS.search(name):
+            found[name] = (shape[1], shape[2])
+        elif len(shape) == 2 and name != tensor and not EMBEDDING_NAME.search(name):
             found[name] = (shape[0], shape[1])
     return found
 
@@ -160,6 +188,11 @@ def read_shard(spec: LinearSpec, reader: TensorReader) -> torch.Tensor:
     if shard.axis is None:
         return reader.get(tensor)
     return reader.get_slice(tensor, 0 if shard.axis == "out" else 1, shard.start, shard.stop)
+
+
+def read_expert(tensor: str, expert: int, reader: TensorReader) -> torch.Tensor:
+    """One expert's matrix [N, K] of a stack; only its bytes are read."""
+    return reader.get_slice(tensor, 0, expert, expert + 1)[0]
 
 
 @hookimpl

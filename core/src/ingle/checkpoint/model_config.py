@@ -5,17 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, cast
+from typing import Final, Literal, cast
 
-from ingle.checkpoint.architectures import ARCHITECTURES, Architecture, architecture_name
+from ingle.checkpoint.architectures import (
+    ARCHITECTURES,
+    Architecture,
+    NormNames,
+    architecture_name,
+)
 from ingle.checkpoint.config_files import read_json_object, read_optional_object
 from ingle.checkpoint.config_values import ConfigValues
-from ingle.checkpoint.rope_config import read_rope
+from ingle.checkpoint.expert_config import ExpertConfig, read_experts
+from ingle.checkpoint.layer_windows import read_windows
+from ingle.checkpoint.rope_config import RopeConfig, read_ropes
+from ingle.checkpoint.scale_config import ScaleConfig, read_scales
 from ingle.plugin.checkpoint import CheckpointInfo
 
 TorchDType = Literal["float32", "float16", "bfloat16"]
 
-_ACTIVATIONS: Final = ("silu",)
+ACTIVATIONS: Final = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu")
+"""Activations of the gate that the decoder computes."""
 _ACTIVATION_ALIASES: Final = {"swish": "silu"}
 _STORED_DTYPES: Final[Mapping[str, TorchDType]] = {
     "F32": "float32",
@@ -38,19 +47,23 @@ class ModelConfig:
         num_kv_heads: Key/value heads.
         head_dim: Size of one head; even.
         rms_norm_eps: Added to the mean square in every norm.
-        rope_theta: Base of the rotary frequencies.
-        rope_scaling: None for the plain embedding, else its parameters with ``rope_type``
-            (``linear``, ``llama3``).
+        ropes: Per layer how positions turn into angles; None: the layer does not rotate.
         max_position_embeddings: Longest sequence the model was made for.
         tie_word_embeddings: Whether the output layer is the embedding.
         attention_bias: Whether q, k and v have biases.
         attention_output_bias: Whether the attention's output has a bias.
         mlp_bias: Whether the MLP's linears have biases.
-        qk_norm: Whether queries and keys are RMS-normalised per head before rotation.
+        qk_norm: Whether queries and keys are RMS-normalised before rotation.
+        qk_norm_whole: Whether over the whole projection at once, not per head.
+        norms: Names and places of a layer's norms.
+        norm_offset: Added to every norm's weight.
+        norm_in_float32: Whether norms are rounded after the weight, not before it.
         hidden_act: Activation of the gate.
         sliding_window: Tokens a windowed layer attends to, itself included; None: all layers are
             full.
         layer_types: Per layer ``full_attention`` or ``sliding_attention``.
+        scales: Factors and bounds along the way.
+        experts: The mixture of experts; None: every layer has one MLP.
         dtype: Dtype the weights were made in.
         eos_token_ids: Tokens that end a generation, config and generation config together.
         bos_token_id: Token a text begins with, if any.
@@ -65,20 +78,32 @@ class ModelConfig:
     num_kv_heads: int
     head_dim: int
     rms_norm_eps: float
-    rope_theta: float
-    rope_scaling: Mapping[str, Any] | None
+    ropes: tuple[RopeConfig | None, ...]
     max_position_embeddings: int
     tie_word_embeddings: bool
     attention_bias: bool
     attention_output_bias: bool
     mlp_bias: bool
     qk_norm: bool
+    qk_norm_whole: bool
+    norms: NormNames
+    norm_offset: float
+    norm_in_float32: bool
     hidden_act: str
     sliding_window: int | None
     layer_types: tuple[str, ...]
+    scales: ScaleConfig
+    experts: ExpertConfig | None
     dtype: TorchDType
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
+
+    @property
+    def longest_context(self) -> int:
+        """Tokens of a sequence at most: rotary scaling may reach past
+        ``max_position_embeddings``."""
+        reached = [rope.longest for rope in self.ropes if rope is not None]
+        return max([self.max_position_embeddings, *reached])
 
 
 def load_model_config(path: Path | str, info: CheckpointInfo | None = None) -> ModelConfig:
@@ -108,8 +133,7 @@ def _build(
     vocab_size = config.size("vocab_size")
     num_layers = config.size("num_hidden_layers")
     heads = _heads(config, traits)
-    rope = read_rope(config, traits.rope_theta)
-    window, layer_types = _windows(config, traits, num_layers)
+    window, layer_types = read_windows(config, traits, num_layers)
     bias = config.flag("attention_bias", False)
     return ModelConfig(
         architecture=name,
@@ -119,8 +143,7 @@ def _build(
         num_layers=num_layers,
         **heads,
         rms_norm_eps=config.positive("rms_norm_eps", traits.rms_norm_eps),
-        rope_theta=rope.theta,
-        rope_scaling=rope.scaling,
+        ropes=read_ropes(config, traits, heads["head_dim"], layer_types),
         max_position_embeddings=config.size(
             "max_position_embeddings", traits.max_position_embeddings
         ),
@@ -129,9 +152,15 @@ def _build(
         attention_output_bias=bias if traits.output_bias is None else traits.output_bias,
         mlp_bias=config.flag("mlp_bias", False),
         qk_norm=traits.qk_norm,
-        hidden_act=_activation(config),
+        qk_norm_whole=traits.qk_norm_whole,
+        norms=traits.norms,
+        norm_offset=traits.norm_offset,
+        norm_in_float32=traits.norm_in_float32,
+        hidden_act=_activation(config, traits),
         sliding_window=window,
         layer_types=layer_types,
+        scales=read_scales(config, traits, heads["head_dim"]),
+        experts=read_experts(config, traits.experts, num_layers),
         dtype=_dtype(config, info),
         eos_token_ids=_eos(config, generation, vocab_size),
         bos_token_id=_bos(config, generation, vocab_size),
@@ -153,46 +182,13 @@ def _heads(config: ConfigValues, traits: Architecture) -> dict[str, int]:
     return {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
 
 
-def _activation(config: ConfigValues) -> str:
-    named = config.text("hidden_act", "silu")
+def _activation(config: ConfigValues, traits: Architecture) -> str:
+    key = traits.activation_key
+    named = config.text(key, traits.activation)
     activation = _ACTIVATION_ALIASES.get(named, named)
-    if activation not in _ACTIVATIONS:
-        raise config.wrong("hidden_act", named, f"one of {', '.join(_ACTIVATIONS)}")
+    if activation not in ACTIVATIONS:
+        raise config.wrong(key, named, f"one of {', '.join(ACTIVATIONS)}")
     return activation
-
-
-def _windows(
-    config: ConfigValues, traits: Architecture, num_layers: int
-) -> tuple[int | None, tuple[str, ...]]:
-    """The window and each layer's kind, as transformers' config classes derive them."""
-    full = ("full_attention",) * num_layers
-    # A null in the file means no window; a key that is not there means the class's default.
-    absent = not config.present("sliding_window")
-    window = traits.sliding_window if absent else config.optional_size("sliding_window")
-    on = traits.windowed == "always"
-    if traits.windowed == "flag":
-        on = config.flag("use_sliding_window", False)
-    if not on or window is None:
-        return None, full
-    kinds = _layer_types(config, traits, num_layers)
-    return (window, kinds) if "sliding_attention" in kinds else (None, full)
-
-
-def _layer_types(config: ConfigValues, traits: Architecture, num_layers: int) -> tuple[str, ...]:
-    given = config.raw("layer_types")
-    if given is not None:
-        known = ("full_attention", "sliding_attention")
-        valid = isinstance(given, list) and len(given) == num_layers
-        if not valid or any(kind not in known for kind in given):
-            wanted = f"a list of {num_layers} of {' and '.join(known)}"
-            raise config.wrong("layer_types", given, wanted)
-        return tuple(given)
-    if traits.windowed == "always":
-        return ("sliding_attention",) * num_layers
-    first = config.size("max_window_layers", 28, low=0)
-    return tuple(
-        "sliding_attention" if layer >= first else "full_attention" for layer in range(num_layers)
-    )
 
 
 def _dtype(config: ConfigValues, info: CheckpointInfo | None) -> TorchDType:

@@ -4,20 +4,21 @@ meet."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 
 from ingle.attention.paged_cpu import PagedCPUAttention
 from ingle.attention.reference import ReferenceAttention
+from ingle.checkpoint.config_overrides import override_config
 from ingle.checkpoint.generation_defaults import load_generation_defaults
 from ingle.checkpoint.hub import resolve_model
 from ingle.checkpoint.load_report import LoadProgress, LoadReport
 from ingle.checkpoint.model_config import ModelConfig, load_model_config
 from ingle.checkpoint.safetensors import Checkpoint
 from ingle.checkpoint.tokenizer import load_tokenizer
-from ingle.config import EngineConfig
+from ingle.config import EngineConfig, parse_object
 from ingle.engine.block_manager import BlockManager
 from ingle.engine.decode_compiler import decode_compiler
 from ingle.engine.device import choose_device, choose_dtype
@@ -97,7 +98,7 @@ def build_engine_core(config: EngineConfig) -> EngineCore:
 
 def choose_parts(config: EngineConfig, path: Path, checkpoint: Checkpoint) -> Opened:
     """Chooses formats, device and dtype for a checkpoint; reads headers only."""
-    info = checkpoint.info()
+    info = _overridden(config, checkpoint.info())
     model = load_model_config(path, info)
     device = choose_device(config.device)
     registry = load_plugins(config.disable_plugin, config.strict_plugins)
@@ -111,6 +112,13 @@ def choose_parts(config: EngineConfig, path: Path, checkpoint: Checkpoint) -> Op
         chosen=choose_weight_format(registry, info, config.quantization),
         cache_formats=choose_kv_cache_formats(registry, config.kv_cache_dtype, info, device),
     )
+
+
+def _overridden(config: EngineConfig, info: CheckpointInfo) -> CheckpointInfo:
+    """``info`` with what the user says in place of config.json."""
+    changes = parse_object("--hf-overrides", config.hf_overrides)
+    scaling = parse_object("--rope-scaling", config.rope_scaling)
+    return replace(info, hf_config=override_config(info.hf_config, changes, scaling))
 
 
 def _plan_cache(config: EngineConfig, opened: Opened) -> CachePlan:
@@ -157,9 +165,9 @@ def _runner(opened: Opened, plan: CachePlan, model: Decoder) -> ModelRunner:
 
 
 def _backend(opened: Opened) -> Callable[[int | None], AttentionBackend]:
-    scale = opened.model.head_dim**-0.5
+    scales = opened.model.scales
     kind = PagedCPUAttention if opened.device.type == "cpu" else ReferenceAttention
-    return lambda window: kind(scale, window)
+    return lambda window: kind(scales.attention_scale, window, scales.attention_softcap)
 
 
 def _scheduler(config: EngineConfig, model: ModelConfig, plan: CachePlan) -> Scheduler:

@@ -130,9 +130,9 @@ def _most_blocks(config: EngineConfig, device: DeviceInfo, max_model_len: int) -
 
 
 def _length_limit(config: EngineConfig, model: ModelConfig) -> int:
-    longest = model.max_position_embeddings
     if config.max_model_len == "auto":
-        return longest
+        return model.max_position_embeddings
+    longest = model.longest_context
     asked = int(config.max_model_len)
     if asked > longest:
         raise ConfigError(

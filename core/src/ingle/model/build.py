@@ -7,18 +7,24 @@ from collections.abc import Callable
 import torch
 
 from ingle.checkpoint.model_config import ModelConfig
+from ingle.checkpoint.rope_config import RopeConfig
 from ingle.errors import CheckpointError
 from ingle.model.decoder import (
-    MLP,
     AttentionBackend,
     Decoder,
     DecoderLayer,
+    Edge,
+    EdgedLayer,
     HeadShape,
     SelfAttention,
 )
-from ingle.model.layers import RMSNorm, activation
+from ingle.model.experts import ExpertMLP
+from ingle.model.feed_forward import MLP
+from ingle.model.feed_forward_build import build_experts, build_mlp
+from ingle.model.layers import FullRMSNorm, ProjectionNorm, RMSNorm
 from ingle.model.linear import Linear
-from ingle.model.rotary import RotaryTable, inverse_frequencies
+from ingle.model.rope_frequencies import rope_frequencies
+from ingle.model.rotary import RotaryTable
 from ingle.model.weights import WeightSource
 
 
@@ -40,20 +46,46 @@ def build_decoder(
         CheckpointError: When a tensor is missing or has another shape.
     """
     embedding = source.tensor("model.embed_tokens.weight", (config.vocab_size, config.hidden_size))
+    scales = config.scales
     layers = []
     for index in range(config.num_layers):
-        prefix = f"model.layers.{index}"
         windowed = config.layer_types[index] == "sliding_attention"
         attention = backend(config.sliding_window if windowed else None)
-        layers.append(_layer(config, source, attention, prefix))
-    norm = _norm(config, source, "model.norm", config.hidden_size)
-    head = _head(config, source)
-    inverse = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
-    device = torch.device(source.device.torch_device)
-    rotary = RotaryTable(inverse, max_model_len, source.dtype, device)
+        layers.append(_layer(config, source, attention, index))
     return Decoder(
-        embedding=embedding, layers=tuple(layers), norm=norm, lm_head=head, rotary=rotary
+        embedding=embedding,
+        layers=tuple(layers),
+        norm=_norm(config, source, "model.norm", config.hidden_size),
+        lm_head=_head(config, source),
+        rotaries=_rotaries(config, source, max_model_len),
+        # In the activation dtype, as the models that have a root here were trained.
+        embedding_multiplier=float(torch.tensor(scales.embedding_multiplier, dtype=source.dtype)),
+        logits_divisor=scales.logits_divisor,
+        logits_softcap=scales.logits_softcap,
     )
+
+
+def _distinct_ropes(config: ModelConfig) -> list[RopeConfig | None]:
+    """Every rope that some layer has, once."""
+    distinct: list[RopeConfig | None] = []
+    for rope in config.ropes:
+        if rope not in distinct:
+            distinct.append(rope)
+    return distinct
+
+
+def _rotaries(
+    config: ModelConfig, source: WeightSource, max_model_len: int
+) -> tuple[RotaryTable | None, ...]:
+    device = torch.device(source.device.torch_device)
+    tables: list[RotaryTable | None] = []
+    for rope in _distinct_ropes(config):
+        if rope is None:
+            tables.append(None)
+        else:
+            frequencies = rope_frequencies(rope, max_model_len)
+            tables.append(RotaryTable(frequencies, max_model_len, source.dtype, device))
+    return tuple(tables)
 
 
 def _head(config: ModelConfig, source: WeightSource) -> Linear:
@@ -72,29 +104,72 @@ def _head(config: ModelConfig, source: WeightSource) -> Linear:
 
 
 def _norm(config: ModelConfig, source: WeightSource, name: str, size: int) -> RMSNorm:
-    return RMSNorm(source.tensor(f"{name}.weight", (size,)), config.rms_norm_eps)
+    return _as_norm(config, source.tensor(f"{name}.weight", (size,)))
 
 
-def _head_norm(
-    config: ModelConfig, source: WeightSource, name: str, num_heads: int
-) -> RMSNorm | None:
-    if not source.has_tensor(f"{name}.weight"):
-        return None
-    weight = source.head_norm(f"{name}.weight", num_heads, config.head_dim)
+def _as_norm(config: ModelConfig, weight: torch.Tensor) -> RMSNorm:
+    if config.norm_in_float32:
+        return FullRMSNorm(weight, config.rms_norm_eps, config.norm_offset)
     return RMSNorm(weight, config.rms_norm_eps)
 
 
+def _qk_norm(
+    config: ModelConfig, source: WeightSource, name: str, num_heads: int
+) -> RMSNorm | ProjectionNorm | None:
+    if not config.qk_norm:
+        return None
+    if config.qk_norm_whole:
+        return ProjectionNorm(_norm(config, source, name, num_heads * config.head_dim))
+    return _as_norm(config, source.head_norm(f"{name}.weight", num_heads, config.head_dim))
+
+
 def _layer(
-    config: ModelConfig, source: WeightSource, backend: AttentionBackend, prefix: str
-) -> DecoderLayer:
-    return DecoderLayer(
-        input_norm=_norm(config, source, f"{prefix}.input_layernorm", config.hidden_size),
-        attention=_attention(config, source, backend, f"{prefix}.self_attn"),
-        post_attention_norm=_norm(
-            config, source, f"{prefix}.post_attention_layernorm", config.hidden_size
-        ),
-        mlp=_mlp(config, source, f"{prefix}.mlp"),
+    config: ModelConfig, source: WeightSource, backend: AttentionBackend, index: int
+) -> DecoderLayer | EdgedLayer:
+    prefix = f"model.layers.{index}"
+    rotary = _distinct_ropes(config).index(config.ropes[index])
+    attention = _attention(config, source, backend, f"{prefix}.self_attn")
+    mlp = _feed_forward(config, source, index)
+    around_attention, around_mlp = _edges(config, source, prefix)
+    if _is_plain(around_attention) and _is_plain(around_mlp):
+        assert around_attention.input_norm is not None
+        assert around_mlp.input_norm is not None
+        return DecoderLayer(
+            input_norm=around_attention.input_norm,
+            attention=attention,
+            post_attention_norm=around_mlp.input_norm,
+            mlp=mlp,
+            rotary=rotary,
+        )
+    return EdgedLayer(
+        attention=attention,
+        around_attention=around_attention,
+        mlp=mlp,
+        around_mlp=around_mlp,
+        rotary=rotary,
     )
+
+
+def _edges(config: ModelConfig, source: WeightSource, prefix: str) -> tuple[Edge, Edge]:
+    """What lies around the attention and around the feed-forward block."""
+    names = config.norms
+
+    def edge(before: str | None, after: str | None) -> Edge:
+        size = config.hidden_size
+        return Edge(
+            input_norm=_norm(config, source, f"{prefix}.{before}", size) if before else None,
+            output_norm=_norm(config, source, f"{prefix}.{after}", size) if after else None,
+            multiplier=config.scales.residual_multiplier,
+        )
+
+    return (
+        edge(names.attention_input, names.attention_output),
+        edge(names.mlp_input, names.mlp_output),
+    )
+
+
+def _is_plain(edge: Edge) -> bool:
+    return edge.input_norm is not None and edge.output_norm is None and edge.multiplier == 1
 
 
 def _attention(
@@ -108,24 +183,21 @@ def _attention(
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
         ),
-        qkv_proj=source.linear(
+        qkv_proj=source.joined_linear(
+            f"{prefix}.qkv_proj",
             [f"{prefix}.q_proj", f"{prefix}.k_proj", f"{prefix}.v_proj"],
             [q_size, kv_size, kv_size],
             config.hidden_size,
         ),
         o_proj=source.linear([f"{prefix}.o_proj"], [config.hidden_size], q_size),
         backend=backend,
-        q_norm=_head_norm(config, source, f"{prefix}.q_norm", config.num_heads),
-        k_norm=_head_norm(config, source, f"{prefix}.k_norm", config.num_kv_heads),
+        q_norm=_qk_norm(config, source, f"{prefix}.q_norm", config.num_heads),
+        k_norm=_qk_norm(config, source, f"{prefix}.k_norm", config.num_kv_heads),
     )
 
 
-def _mlp(config: ModelConfig, source: WeightSource, prefix: str) -> MLP:
-    inner = config.intermediate_size
-    return MLP(
-        gate_up_proj=source.linear(
-            [f"{prefix}.gate_proj", f"{prefix}.up_proj"], [inner, inner], config.hidden_size
-        ),
-        down_proj=source.linear([f"{prefix}.down_proj"], [config.hidden_size], inner),
-        activation=activation(config.hidden_act),
-    )
+def _feed_forward(config: ModelConfig, source: WeightSource, index: int) -> MLP | ExpertMLP:
+    prefix = f"model.layers.{index}"
+    if config.experts is not None and config.experts.layers[index]:
+        return build_experts(config, source, prefix)
+    return build_mlp(config, source, f"{prefix}.mlp", config.intermediate_size)

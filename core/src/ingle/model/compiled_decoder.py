@@ -13,8 +13,10 @@ from ingle.attention.layer_cache import LayerCache
 from ingle.attention.metadata import ForwardBatch
 from ingle.model.decode_segment import SegmentShape, Weights
 from ingle.model.decoder import Decoder, DecoderLayer
+from ingle.model.feed_forward import MLP
+from ingle.model.layers import RMSNorm
 from ingle.model.linear import Linear
-from ingle.model.rotary import rotate
+from ingle.model.rotary import RotaryTable, rotate
 from ingle.model.segment_package import CompiledSegment
 
 MAX_EXTRA_BYTES = 2 * 1024**3
@@ -25,20 +27,36 @@ size the copies cost more than they bring: such models are bound by memory bandw
 def segment_shape(model: Decoder) -> SegmentShape | None:
     """What to compile for ``model``, or None when it is not made of what segments know.
 
-    Segments know bias-free 16-bit matrices without per-head norms, alike in every layer.
+    Segments know bias-free 16-bit matrices without per-head norms, one gated MLP per layer, norms
+    before the blocks and nothing after them, and one rotation of whole heads, alike in every
+    layer. Attention, embedding and output head run outside of them and may be anything.
     """
-    shapes = {_layer_shape(layer) for layer in model.layers}
-    if len(shapes) != 1 or len(model.layers) < 2:
+    layers = _known_layers(model)
+    shapes = {_layer_shape(layer) for layer in layers}
+    if len(shapes) != 1 or len(layers) < 2:
         return None
-    return shapes.pop()
+    shape = shapes.pop()
+    if shape is None or len(model.rotaries) != 1 or model.embedding_multiplier != 1:
+        return None
+    turning = model.rotaries[0]
+    return shape if turning is not None and turning.cos.shape[1] == shape.head_dim else None
+
+
+def _known_layers(model: Decoder) -> list[DecoderLayer]:
+    """The model's layers when every one is of the kind that segments know, else none."""
+    layers = [layer for layer in model.layers if isinstance(layer, DecoderLayer)]
+    return layers if len(layers) == len(model.layers) else []
 
 
 def _layer_shape(layer: DecoderLayer) -> SegmentShape | None:
     attention, mlp = layer.attention, layer.mlp
-    linears = (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj)
-    if not all(_is_plain(linear) for linear in linears) or attention.q_norm is not None:
+    if not isinstance(mlp, MLP) or mlp.activation is not torch.nn.functional.silu:
         return None
-    if mlp.activation is not torch.nn.functional.silu:
+    if attention.q_norm is not None or attention.k_norm is not None:
+        return None
+    if type(layer.input_norm) is not RMSNorm or type(layer.post_attention_norm) is not RMSNorm:
+        return None
+    if not all(_is_plain(linear) for linear in _linears(layer)):
         return None
     heads = attention.shape
     return SegmentShape(
@@ -49,6 +67,12 @@ def _layer_shape(layer: DecoderLayer) -> SegmentShape | None:
         head_dim=heads.head_dim,
         eps=layer.input_norm.eps,
     )
+
+
+def _linears(layer: DecoderLayer) -> tuple[Linear, ...]:
+    attention, mlp = layer.attention, layer.mlp
+    assert isinstance(mlp, MLP)
+    return (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj)
 
 
 def _is_plain(linear: Linear) -> bool:
@@ -65,15 +89,15 @@ def _is_plain(linear: Linear) -> bool:
 
 
 def extra_bytes(model: Decoder) -> int:
-    """Bytes the plain copies of ``model``'s matrices take."""
-    return sum(_bytes(layer) for layer in model.layers)
+    """Bytes the plain copies of ``model``'s matrices take; ``segment_shape(model)`` is not None."""
+    return sum(_bytes(layer) for layer in _known_layers(model))
 
 
 def _bytes(layer: DecoderLayer) -> int:
-    attention, mlp = layer.attention, layer.mlp
-    linears = (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj)
     return sum(
-        2 * part.weight.out_features * part.weight.in_features for x in linears for part in x.parts
+        2 * part.weight.out_features * part.weight.in_features
+        for linear in _linears(layer)
+        for part in linear.parts
     )
 
 
@@ -86,10 +110,14 @@ class CompiledDecoder:
     """
 
     def __init__(self, model: Decoder, segment: CompiledSegment) -> None:
+        table = model.rotaries[0]
+        assert table is not None
         self._model = model
         self._segment = segment
+        self._layers = _known_layers(model)
+        self._rotary: RotaryTable = table
         self._weights = [
-            _weights(one, other) for one, other in zip(model.layers, model.layers[1:], strict=False)
+            _weights(one, other) for one, other in zip(self._layers, self._layers[1:], strict=False)
         ]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -103,17 +131,17 @@ class CompiledDecoder:
         return self._one_token(batch, caches)
 
     def _one_token(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> torch.Tensor:
-        model, segment = self._model, self._segment
-        x = model.embedding[batch.token_ids]
-        turn = model.rotary.at(batch.positions)
-        turned, value = _enter(model.layers[0], x, turn)
+        layers, segment = self._layers, self._segment
+        x = self._model.embedding[batch.token_ids]
+        turn = self._rotary.at(batch.positions)
+        turned, value = _enter(layers[0], x, turn)
         residual, cos, sin = x[0].float(), turn[0].view(-1), turn[1].view(-1)
-        for layer, cache, weights in zip(model.layers, caches, self._weights, strict=False):
+        for layer, cache, weights in zip(layers, caches, self._weights, strict=False):
             attended = _attend(layer, turned, value, cache, batch)
             inputs = [attended.view(-1), residual, cos, sin, *weights]
             residual, turned, value = segment(inputs)
             turned, value = turned.unsqueeze(0), value.unsqueeze(0)
-        last = model.layers[-1]
+        last = layers[-1]
         attended = _attend(last, turned, value, caches[-1], batch)
         x = last.attention.o_proj(attended, residual.to(x.dtype).unsqueeze(0))
         return last.mlp(last.post_attention_norm(x), x)
@@ -142,11 +170,12 @@ def _attend(
 
 
 def _weights(layer: DecoderLayer, following: DecoderLayer) -> Weights:
+    _, o_proj, gate_up_proj, down_proj = _linears(layer)
     return (
-        _matrix(layer.attention.o_proj),
+        _matrix(o_proj),
         layer.post_attention_norm.weight,
-        _matrix(layer.mlp.gate_up_proj),
-        _matrix(layer.mlp.down_proj),
+        _matrix(gate_up_proj),
+        _matrix(down_proj),
         following.input_norm.weight,
         _matrix(following.attention.qkv_proj),
     )

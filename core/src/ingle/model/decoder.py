@@ -1,11 +1,11 @@
-"""The decoder: one transformer for the whole Llama family, configured by data.
+"""The decoder: one transformer for every family, configured by data.
 
 Shape letters: T tokens, E hidden size, Q query heads, H key/value heads, D head size, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,9 +13,14 @@ import torch
 
 from ingle.attention.layer_cache import LayerCache
 from ingle.attention.metadata import ForwardBatch
-from ingle.model.layers import RMSNorm
+from ingle.model.experts import ExpertMLP
+from ingle.model.feed_forward import MLP
+from ingle.model.layers import ProjectionNorm, RMSNorm
 from ingle.model.linear import Linear
 from ingle.model.rotary import RotaryTable, rotate
+
+Turn = tuple[torch.Tensor, torch.Tensor]
+"""Cosines and signed sines of a step's positions, as ``RotaryTable.at`` gives them."""
 
 
 class AttentionBackend(Protocol):
@@ -45,67 +50,96 @@ class SelfAttention:
     qkv_proj: Linear
     o_proj: Linear
     backend: AttentionBackend
-    q_norm: RMSNorm | None = None
-    k_norm: RMSNorm | None = None
+    q_norm: RMSNorm | ProjectionNorm | None = None
+    k_norm: RMSNorm | ProjectionNorm | None = None
 
     def __call__(
         self,
         x: torch.Tensor,
-        residual: torch.Tensor,
-        turn: tuple[torch.Tensor, torch.Tensor],
+        residual: torch.Tensor | None,
+        turn: Turn | None,
         cache: LayerCache,
         batch: ForwardBatch,
     ) -> torch.Tensor:
-        """``x`` [T, E] (normed) to ``residual`` [T, E] plus the layer's output."""
+        """``x`` [T, E] (normed) to the block's output [T, E], plus ``residual`` when it is given.
+
+        Without ``turn`` queries and keys stay as they are.
+        """
         shape = self.shape
         rows = x.shape[0]
         heads = self.qkv_proj(x).view(rows, -1, shape.head_dim)
         turning = shape.num_heads + shape.num_kv_heads
         value = heads[:, turning:]
         if self.q_norm is None or self.k_norm is None:
-            turned = rotate(heads[:, :turning], *turn)
+            turned = heads[:, :turning]
         else:
             query = self.q_norm(heads[:, : shape.num_heads])
             key = self.k_norm(heads[:, shape.num_heads : turning])
-            turned = rotate(torch.cat((query, key), 1), *turn)
+            turned = torch.cat((query, key), 1)
+        if turn is not None:
+            turned = rotate(turned, *turn)
         cache.write(turned[:, shape.num_heads :], value, batch.slot_mapping)
         attended = self.backend(turned[:, : shape.num_heads], cache, batch)
         return self.o_proj(attended, residual)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MLP:
-    """Gated feed-forward: ``down(act(gate(x)) * up(x))``."""
-
-    gate_up_proj: Linear
-    down_proj: Linear
-    activation: Callable[[torch.Tensor], torch.Tensor]
-
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """``x`` [T, E] (normed) to ``residual`` [T, E] plus the block's output."""
-        gate, up = self.gate_up_proj(x).chunk(2, 1)
-        return self.down_proj(self.activation(gate) * up, residual)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderLayer:
-    """One block: attention and feed-forward, each normed before and added to the residual."""
+    """One block: attention and feed-forward, each normed before and added to the residual.
+
+    ``rotary`` is the layer's place in the decoder's ``rotaries``.
+    """
 
     input_norm: RMSNorm
     attention: SelfAttention
     post_attention_norm: RMSNorm
-    mlp: MLP
+    mlp: MLP | ExpertMLP
+    rotary: int = 0
 
     def __call__(
-        self,
-        x: torch.Tensor,
-        turn: tuple[torch.Tensor, torch.Tensor],
-        cache: LayerCache,
-        batch: ForwardBatch,
+        self, x: torch.Tensor, turn: Turn | None, cache: LayerCache, batch: ForwardBatch
     ) -> torch.Tensor:
         """``x`` [T, E] to [T, E]."""
         x = self.attention(self.input_norm(x), x, turn, cache, batch)
         return self.mlp(self.post_attention_norm(x), x)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edge:
+    """What happens around one block of a layer: a norm before it, a norm and a factor after it."""
+
+    input_norm: RMSNorm | None
+    output_norm: RMSNorm | None
+    multiplier: float
+
+    def enter(self, x: torch.Tensor) -> torch.Tensor:
+        """The block's input for the residual ``x`` [T, E]."""
+        return x if self.input_norm is None else self.input_norm(x)
+
+    def leave(self, out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """The residual ``x`` [T, E] with the block's output ``out`` [T, E] added."""
+        if self.output_norm is not None:
+            out = self.output_norm(out)
+        return x + (out if self.multiplier == 1 else out * self.multiplier)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EdgedLayer:
+    """One block whose outputs are normed or scaled before they join the residual."""
+
+    attention: SelfAttention
+    around_attention: Edge
+    mlp: MLP | ExpertMLP
+    around_mlp: Edge
+    rotary: int = 0
+
+    def __call__(
+        self, x: torch.Tensor, turn: Turn | None, cache: LayerCache, batch: ForwardBatch
+    ) -> torch.Tensor:
+        """``x`` [T, E] to [T, E]."""
+        attended = self.attention(self.around_attention.enter(x), None, turn, cache, batch)
+        x = self.around_attention.leave(attended, x)
+        return self.around_mlp.leave(self.mlp(self.around_mlp.enter(x)), x)
 
 
 class Model(Protocol):
@@ -122,22 +156,43 @@ class Model(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoder:
-    """The whole model. Everything it needs for a step comes as an argument."""
+    """The whole model. Everything it needs for a step comes as an argument.
+
+    Attributes:
+        embedding: [V, E].
+        layers: In order.
+        norm: Before the output head.
+        lm_head: [E] to [V].
+        rotaries: The rotary tables that layers share; None for layers that do not rotate.
+        embedding_multiplier: Factor on the embeddings.
+        logits_divisor: What logits are divided by.
+        logits_softcap: Bound of the logits, or None.
+    """
 
     embedding: torch.Tensor
-    layers: tuple[DecoderLayer, ...]
+    layers: tuple[DecoderLayer | EdgedLayer, ...]
     norm: RMSNorm
     lm_head: Linear
-    rotary: RotaryTable
+    rotaries: tuple[RotaryTable | None, ...]
+    embedding_multiplier: float = 1.0
+    logits_divisor: float = 1.0
+    logits_softcap: float | None = None
 
     def hidden_states(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> torch.Tensor:
         """The last layer's output before the final norm, [T, E]; writes ``caches``."""
         x = self.embedding[batch.token_ids]
-        turn = self.rotary.at(batch.positions)
+        if self.embedding_multiplier != 1:
+            x = x * self.embedding_multiplier
+        turns = [None if table is None else table.at(batch.positions) for table in self.rotaries]
         for layer, cache in zip(self.layers, caches, strict=True):
-            x = layer(x, turn, cache, batch)
+            x = layer(x, turns[layer.rotary], cache, batch)
         return x
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """``hidden`` [R, E] of the rows that need logits to float32 [R, V]."""
-        return self.lm_head(self.norm(hidden)).float()
+        logits = self.lm_head(self.norm(hidden)).float()
+        if self.logits_divisor != 1:
+            logits = logits / self.logits_divisor
+        if self.logits_softcap is not None:
+            logits = torch.tanh(logits / self.logits_softcap) * self.logits_softcap
+        return logits

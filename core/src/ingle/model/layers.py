@@ -36,6 +36,33 @@ class RMSNorm:
         return x * (1.0 / math.sqrt(norm * norm / self._size + self.eps)) * self.weight
 
 
+class FullRMSNorm(RMSNorm):
+    """The same in float32 up to and including the weight: rounded once, at the end.
+
+    Gemma (whose weight is stored less one) and OLMo 2 are trained so.
+    """
+
+    def __init__(self, weight: torch.Tensor, eps: float, offset: float = 0.0) -> None:
+        super().__init__(weight.float() + offset, eps)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """As ``RMSNorm``."""
+        full = x.float()
+        mean_square = full.square().mean(-1, keepdim=True)
+        return (full * torch.rsqrt(mean_square + self.eps) * self.weight).to(x.dtype)
+
+
+class ProjectionNorm:
+    """A norm over all heads of a projection at once."""
+
+    def __init__(self, norm: RMSNorm) -> None:
+        self.norm = norm
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` [T, H, D], normed over the last two dimensions together."""
+        return self.norm(x.flatten(1)).view(x.shape)
+
+
 def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.gelu(x, approximate="tanh")
 

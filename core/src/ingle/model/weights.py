@@ -6,6 +6,7 @@ Shape letters: N output features, K input features.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -94,13 +95,35 @@ class WeightSource:
             CheckpointError: When one is missing, or its shape is not what config.json says.
         """
         loaded = [
-            self._load(name, size, in_features)
+            self._load(self._spec(name, size, in_features))
             for name, size in zip(names, out_features, strict=True)
         ]
         weights = _share_orders([weight for _, weight in loaded])
         fused = _fuse(loaded[0][0], loaded, weights)
         bias = self._bias(names, out_features)
         return Linear([self._prepare(weight) for weight in fused], bias)
+
+    def joined_linear(
+        self, joined: str, names: Sequence[str], out_features: Sequence[int], in_features: int
+    ) -> Linear:
+        """As ``linear``; also when the checkpoint stores them side by side, as ``joined``.
+
+        Raises:
+            CheckpointError: As ``linear``.
+        """
+        if self.has_linear(joined):
+            return self.linear([joined], [sum(out_features)], in_features)
+        return self.linear(names, out_features, in_features)
+
+    def expert(self, name: str, out_features: int, in_features: int, expert: int) -> Linear:
+        """One expert's linear from the stacked tensor ``name`` [experts, N, K].
+
+        Raises:
+            CheckpointError: As ``linear``.
+        """
+        spec = replace(self._spec(name, out_features, in_features), expert=expert)
+        _, weight = self._load(spec)
+        return Linear([self._prepare(weight)])
 
     def tied_head(self, embedding: str, out_features: int, in_features: int) -> Linear:
         """An output head that shares the embedding's tensor ``embedding``.weight [N, K].
@@ -120,12 +143,10 @@ class WeightSource:
             device=self.device,
         )
 
-    def _load(
-        self, name: str, out_features: int, in_features: int
-    ) -> tuple[WeightLoader, LinearWeight]:
+    def _load(self, spec: LinearSpec) -> tuple[WeightLoader, LinearWeight]:
+        name = spec.name
         for loader, linears in self._loaders:
             if name in linears:
-                spec = self._spec(name, out_features, in_features)
                 return loader, _checked(name, loader.load_linear(spec, self.reader), spec)
         raise CheckpointError(
             f"linear {name!r} is not in the checkpoint: no tensor of its name that any of the "
