@@ -9,14 +9,28 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import tokenizers
+
 from ingle import CompletionOutput, EngineDeadError, RequestError, RequestOutput, SamplingParams
+from ingle.checkpoint.token_bytes import BYTE_LEVEL_ALPHABET
 from ingle.request import TokenLogprob
+from ingle.sampling.grammar import GrammarCompiler
 from ingle_server.engine_client import ChatPrompt, ModelInfo
 
 EOS = 256
 VOCAB_SIZE = 300
 CONTEXT = 1024
 ANSWER = "Zoë says: €5, good 😀 day."
+
+
+def byte_tokenizer_json() -> str:
+    """A tokenizer with one token per byte, and one that ends a text."""
+    vocabulary = dict(BYTE_LEVEL_ALPHABET)
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    backend.add_special_tokens(["<end>"])
+    return backend.to_str()
 
 
 @dataclass
@@ -71,6 +85,8 @@ class FakeEngine:
             }
         )
         self.hold = hold
+        self.answer = ANSWER
+        self.grammars = GrammarCompiler(byte_tokenizer_json, VOCAB_SIZE, [EOS])
         self.gate = asyncio.Event()
         self.seen: list[Seen] = []
         self.chats: list[ChatPrompt] = []
@@ -109,6 +125,10 @@ class FakeEngine:
             raise RequestError("The chat template refuses it.", param="messages")
         return list("".join(f"{m['role']}: {m['content']}\n" for m in chat.messages).encode())
 
+    def compile_grammar(self, params: SamplingParams) -> None:
+        if params.structured is not None:
+            self.grammars.matcher(params.structured)
+
     async def generate(
         self,
         request_id: str,
@@ -135,7 +155,7 @@ class FakeEngine:
     async def _steps(
         self, request_id: str, prompt: list[int], params: SamplingParams
     ) -> AsyncGenerator[RequestOutput, None]:
-        tokens = [*ANSWER.encode(), EOS]
+        tokens = [*self.answer.encode(), EOS]
         if params.ignore_eos or params.max_tokens is None or params.max_tokens > len(tokens):
             tokens = tokens if not params.ignore_eos else list(b"x" * (params.max_tokens or 0))
         limit = len(tokens) if params.max_tokens is None else min(params.max_tokens, len(tokens))

@@ -101,8 +101,29 @@ BAD_COMPLETIONS: list[tuple[str, list[Any]]] = [
     ("prompt_logprobs", [1]),
     ("use_beam_search", [True]),
     ("prompt_embeds", ["gASV"]),
-    ("structured_outputs", [{"json": {}}]),
-    ("guided_json", [{}]),
+    (
+        "structured_outputs",
+        [
+            5,
+            {},
+            {"json_object": False},
+            {"json": ""},
+            {"json": {"type": "hiccup"}},
+            {"json": {"$ref": "#/nowhere"}},
+            {"json": {}, "regex": "a"},
+            {"regex": "("},
+            {"regex": ""},
+            {"choice": []},
+            {"choice": [5]},
+            {"grammar": "start: nothing"},
+            {"grammar": ""},
+            {"structural_tag": {}},
+        ],
+    ),
+    ("guided_json", [5, "{", {"type": "hiccup"}]),
+    ("guided_regex", ["(", 5]),
+    ("guided_choice", ["a", []]),
+    ("guided_grammar", ["root ::= (", 5]),
 ]
 
 
@@ -154,6 +175,7 @@ def test_a_missing_model_is_refused(http: httpx.Client) -> None:
 USER = {"role": "user", "content": "hi"}
 SCHEMA = {"name": "a", "schema": {"type": "hiccup"}}
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {}}}
+BAD_TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "hiccup"}}}
 BAD_CHATS: list[tuple[str, dict[str, Any]]] = [
     ("messages", {"messages": []}),
     ("messages", {"messages": "hi"}),
@@ -188,7 +210,6 @@ BAD_CHATS: list[tuple[str, dict[str, Any]]] = [
     ("top_logprobs", {"top_logprobs": 2}),
     ("response_format", {"response_format": "json"}),
     ("response_format", {"response_format": {"type": "sound"}}),
-    ("response_format", {"response_format": {"type": "json_object"}}),
     ("response_format", {"response_format": {"type": "json_schema"}}),
     ("response_format", {"response_format": {"type": "json_schema", "json_schema": SCHEMA}}),
     ("response_format", {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}),
@@ -200,7 +221,28 @@ BAD_CHATS: list[tuple[str, dict[str, Any]]] = [
     ("tools", {"tools": [{"type": "function", "function": {"name": "a", "parameters": "no"}}]}),
     ("tool_choice", {"tool_choice": "auto"}),
     ("tool_choice", {"tool_choice": "required"}),
-    ("tool_choice", {"tools": [TOOL], "tool_choice": "required"}),
+    ("tools", {"tools": [BAD_TOOL], "tool_choice": "required"}),
+    (
+        "tools",
+        {
+            "tools": [BAD_TOOL],
+            "tool_choice": {"type": "function", "function": {"name": "look"}},
+        },
+    ),
+    ("tool_choice", {"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}}),
+    (
+        "tool_choice",
+        {
+            "tools": [TOOL],
+            "tool_choice": {
+                "type": "allowed_tools",
+                "allowed_tools": {
+                    "mode": "auto",
+                    "tools": [{"type": "function", "function": {"name": "x"}}],
+                },
+            },
+        },
+    ),
     ("tool_choice", {"tools": [TOOL], "tool_choice": "sometimes"}),
     (
         "tool_choice",

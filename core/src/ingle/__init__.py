@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         RequestError,
     )
     from ingle.llm import LLM
-    from ingle.request import CompletionOutput, RequestOutput, SamplingParams
+    from ingle.request import CompletionOutput, GrammarSpec, RequestOutput, SamplingParams
 
 __version__ = "0.1.0"
 
@@ -37,6 +37,7 @@ __all__ = [
     "Conversation",
     "EngineConfig",
     "EngineDeadError",
+    "GrammarSpec",
     "IngleError",
     "PluginError",
     "RequestError",
@@ -50,6 +51,7 @@ _HOMES = {
     "CompletionOutput": "ingle.request",
     "Conversation": "ingle.checkpoint.chat_template",
     "EngineConfig": "ingle.config",
+    "GrammarSpec": "ingle.request",
     "LLM": "ingle.llm",
     "RequestOutput": "ingle.request",
     "SamplingParams": "ingle.request",

@@ -18,6 +18,20 @@ MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 
 
+@dataclass(frozen=True, slots=True)
+class GrammarSpec:
+    """What an answer must look like, as plain data.
+
+    Attributes:
+        kind: ``json``: a JSON Schema; ``regex``; ``choice``: one of several texts; ``grammar``:
+            GBNF or Lark, whichever it is; ``lark``.
+        text: The grammar; for ``json`` and ``choice`` as JSON text.
+    """
+
+    kind: Literal["json", "regex", "choice", "grammar", "lark"]
+    text: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How to choose tokens and when to stop. Validated where it is built.
@@ -43,6 +57,7 @@ class SamplingParams:
         skip_special_tokens: Leaves special tokens out of the text.
         logprobs: Number of likeliest tokens reported per position, 0 to 20; None reports none.
         cache_salt: Requests with different salts never share cached blocks.
+        structured: The grammar that the answer follows; None leaves it free.
     """
 
     n: int = 1
@@ -64,6 +79,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     logprobs: int | None = None
     cache_salt: str | None = None
+    structured: GrammarSpec | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):

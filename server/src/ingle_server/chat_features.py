@@ -85,16 +85,32 @@ def _check_tool_choice(choice: str | dict[str, Any] | None, tools: list[Tool] | 
     if not tools:
         raise bad_request("tool_choice needs tools.", "tool_choice")
     if isinstance(choice, dict):
-        _check_named_choice(choice, tools)
-    raise not_supported("tool_choice", "Forcing a tool call")
+        _check_choice_object(choice, tools)
 
 
-def _check_named_choice(choice: dict[str, Any], tools: list[Tool]) -> None:
-    kind = choice.get("type")
-    if kind == "allowed_tools":
+def _check_choice_object(choice: dict[str, Any], tools: list[Tool]) -> None:
+    if choice.get("type") != "allowed_tools":
+        _check_named(choice, tools)
         return
+    allowed = choice.get("allowed_tools")
+    listed = allowed.get("tools") if isinstance(allowed, dict) else None
+    if not isinstance(allowed, dict) or not isinstance(listed, list) or not listed:
+        raise bad_request(
+            f"tool_choice.allowed_tools must list tools, got {shown(choice)}.", "tool_choice"
+        )
+    if allowed.get("mode") not in (None, "auto", "required"):
+        raise bad_request(
+            f"tool_choice.allowed_tools.mode must be auto or required, got "
+            f"{shown(allowed.get('mode'))}.",
+            "tool_choice",
+        )
+    for tool in listed:
+        _check_named(tool if isinstance(tool, dict) else {}, tools)
+
+
+def _check_named(choice: dict[str, Any], tools: list[Tool]) -> None:
     function = choice.get("function")
-    if kind != "function" or not isinstance(function, dict):
+    if choice.get("type") != "function" or not isinstance(function, dict):
         raise bad_request(f"tool_choice must name a function, got {shown(choice)}.", "tool_choice")
     names = {tool.function.name for tool in tools if tool.function is not None}
     name = function.get("name")
@@ -115,7 +131,6 @@ def _check_response_format(value: dict[str, Any] | None) -> None:
         )
     if kind == "json_schema":
         _check_json_schema(value.get("json_schema"))
-    raise not_supported("response_format", f"response_format {kind}")
 
 
 def _check_json_schema(value: Any) -> None:

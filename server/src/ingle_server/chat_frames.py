@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from msgspec import UNSET, UnsetType
 
@@ -13,6 +15,8 @@ from ingle_server.logprobs import TokenNamer, chat_logprobs
 from ingle_server.outputs import Collected, UsageCounter, finish_of
 from ingle_server.schemas.chat import (
     AssistantMessage,
+    AssistantToolCall,
+    CalledFunction,
     ChatChoice,
     ChatChunkChoice,
     ChatCompletion,
@@ -20,9 +24,13 @@ from ingle_server.schemas.chat import (
     ChatCompletionRequest,
     ChatDelta,
     ChatLogprobs,
+    FunctionDelta,
+    ToolCallDelta,
 )
 from ingle_server.schemas.usage import Usage
 from ingle_server.streaming import frame
+from ingle_server.tools.answer import AnswerReader
+from ingle_server.tools.pieces import CallArguments, CallStart, Content, Piece, Reasoning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,12 +42,14 @@ class ChatShape:
         flight: Its generation.
         namer: Names tokens for logprobs.
         created: Unix seconds.
+        new_reader: Makes the reader of one choice's text.
     """
 
     request: ChatCompletionRequest
     flight: Flight
     namer: TokenNamer
     created: int
+    new_reader: Callable[[], AnswerReader]
 
     def logprobs(self, entries: list[TokenLogprob] | None) -> ChatLogprobs | None:
         """``entries`` for the client, when it wants them."""
@@ -63,16 +73,65 @@ def whole_chat(shape: ChatShape, collected: list[Collected], usage: Usage) -> Ch
 
 
 def _choice(shape: ChatShape, index: int, collected: Collected) -> ChatChoice:
+    reader = shape.new_reader()
+    pieces = reader.push(collected.text) + reader.finish()
     choice = ChatChoice(
         index=index,
-        message=AssistantMessage(content=collected.text),
+        message=_message(pieces),
         logprobs=shape.logprobs(collected.logprobs),
-        finish_reason=collected.finish_reason,
+        finish_reason=_reason(collected.finish_reason, reader),
         stop_reason=collected.stop_reason,
     )
     if shape.request.return_token_ids:
         choice.token_ids = collected.token_ids
     return choice
+
+
+def _message(pieces: Sequence[Piece]) -> AssistantMessage:
+    """The pieces of an answer as one message."""
+    content = "".join(piece.text for piece in pieces if isinstance(piece, Content))
+    thoughts = "".join(piece.text for piece in pieces if isinstance(piece, Reasoning))
+    calls = [
+        AssistantToolCall(
+            id=start.id,
+            function=CalledFunction(name=start.name, arguments=_arguments(pieces, start.index)),
+        )
+        for start in pieces
+        if isinstance(start, CallStart)
+    ]
+    message = AssistantMessage(content=content)
+    if calls:
+        message.tool_calls = calls
+        message.content = content if content.strip() else None
+    if thoughts:
+        message.reasoning_content = thoughts
+    return message
+
+
+def _arguments(pieces: Sequence[Piece], index: int) -> str:
+    parts = (p.text for p in pieces if isinstance(p, CallArguments) and p.index == index)
+    return "".join(parts)
+
+
+def _reason(
+    reason: Literal["stop", "length"], reader: AnswerReader
+) -> Literal["stop", "length", "tool_calls"]:
+    return "tool_calls" if reason == "stop" and reader.ends_with_calls else reason
+
+
+def _delta(piece: Piece) -> ChatDelta:
+    match piece:
+        case Content(text):
+            return ChatDelta(content=text)
+        case Reasoning(text):
+            return ChatDelta(reasoning_content=text)
+        case CallStart(index, call_id, name):
+            function = FunctionDelta(name=name, arguments="")
+            call = ToolCallDelta(index=index, id=call_id, type="function", function=function)
+            return ChatDelta(tool_calls=[call])
+        case CallArguments(index, text):
+            call = ToolCallDelta(index=index, function=FunctionDelta(arguments=text))
+            return ChatDelta(tool_calls=[call])
 
 
 class ChatFrames:
@@ -81,6 +140,7 @@ class ChatFrames:
     def __init__(self, shape: ChatShape, usage: UsageCounter) -> None:
         self._shape = shape
         self._usage = usage
+        self._readers = [shape.new_reader() for _ in range(shape.flight.num_choices)]
         options = shape.request.stream_options
         self._with_usage = bool(options and options.include_usage)
         self._always_usage = bool(options and options.continuous_usage_stats)
@@ -105,23 +165,31 @@ class ChatFrames:
 
     def _piece(self, piece: CompletionOutput) -> bytes:
         reason = finish_of(piece)
-        choice = ChatChunkChoice(index=piece.index, delta=ChatDelta(content=piece.text))
-        if piece.logprobs:
-            choice.logprobs = self._shape.logprobs(piece.logprobs)
-        if self._shape.request.return_token_ids:
-            choice.token_ids = piece.token_ids
-        has_news = piece.text or choice.logprobs or choice.token_ids
-        frames = self._frame(choice) if has_news else b""
+        reader = self._readers[piece.index]
+        pieces = reader.push(piece.text) + (reader.finish() if reason is not None else [])
+        frames = self._news(piece, [_delta(each) for each in pieces])
         if reason is not None:
             frames += self._frame(
                 ChatChunkChoice(
                     index=piece.index,
                     delta=ChatDelta(),
-                    finish_reason=reason,
+                    finish_reason=_reason(reason, reader),
                     stop_reason=piece.stop_reason,
                 )
             )
         return frames
+
+    def _news(self, piece: CompletionOutput, deltas: list[ChatDelta]) -> bytes:
+        """One frame per delta; the first one carries what is known of the tokens."""
+        choices = [ChatChunkChoice(index=piece.index, delta=delta) for delta in deltas]
+        first = choices[0] if choices else ChatChunkChoice(index=piece.index, delta=ChatDelta())
+        if piece.logprobs:
+            first.logprobs = self._shape.logprobs(piece.logprobs)
+        if self._shape.request.return_token_ids:
+            first.token_ids = piece.token_ids
+        if not choices and (first.logprobs or first.token_ids):
+            choices.append(first)
+        return b"".join(map(self._frame, choices))
 
     def _frame(self, choice: ChatChunkChoice) -> bytes:
         usage: Usage | UnsetType | None = None if self._with_usage else UNSET

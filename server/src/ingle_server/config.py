@@ -14,6 +14,8 @@ from ingle import ConfigError
 from ingle.config import parse_bytes
 
 LogLevel = Literal["debug", "info", "warning", "error"]
+ToolCallParserName = Literal["hermes", "qwen", "mistral", "llama3_json", "llama4_json", "json"]
+ReasoningParserName = Literal["think", "qwen3", "deepseek_r1"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +30,10 @@ class ServerConfig:
         require_key: Refuse to start on an address that is open to the network without a key.
         served_model_name: Names that clients may ask for; the first one is listed first. Without
             any, it is the model's own name.
+        tool_call_parser: How the model writes calls of functions: hermes, qwen, mistral,
+            llama3_json, llama4_json or json. By default its chat template says so.
+        reasoning_parser: Splits what the model thinks aloud into ``reasoning_content``: think,
+            qwen3 or deepseek_r1. Off unless given.
         allowed_origins: Web origins that browsers may call from (CORS); none unless given.
         root_path: Path prefix under which a proxy publishes the server, such as ``/llm``.
         max_request_body: Largest request body (``16MiB`` or bytes); larger ones get 413.
@@ -48,6 +54,8 @@ class ServerConfig:
     api_key: tuple[str, ...] = ()
     require_key: bool = False
     served_model_name: tuple[str, ...] = ()
+    tool_call_parser: ToolCallParserName | None = None
+    reasoning_parser: ReasoningParserName | None = None
     allowed_origins: tuple[str, ...] = ()
     root_path: str = ""
     max_request_body: int | str = "16MiB"

@@ -51,6 +51,7 @@ class AsyncEngineClient:
                 if info.generation_defaults.get(name) is not None
             },
             has_chat_template=self._template.available,
+            chat_template=self._template.source,
         )
 
     @property
@@ -86,6 +87,14 @@ class AsyncEngineClient:
                 template_kwargs=chat.template_kwargs,
             )
         )
+
+    def compile_grammar(self, params: SamplingParams) -> None:
+        """Compiles the request's grammar.
+
+        Raises:
+            RequestError: When it can't be followed.
+        """
+        self._engine.compile_grammar(params)
 
     def generate(
         self,

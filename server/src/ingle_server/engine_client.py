@@ -22,6 +22,7 @@ class ModelInfo:
             ``max_model_len`` cannot fit, and is refused before it is tokenised.
         generation_defaults: Sampling parameters from ``generation_config.json``.
         has_chat_template: Whether chats can be served.
+        chat_template: Its source, which shows how the model writes calls; "" when not known.
     """
 
     name: str
@@ -30,6 +31,7 @@ class ModelInfo:
     max_token_chars: int = 64
     generation_defaults: Mapping[str, int | float] = field(default_factory=dict)
     has_chat_template: bool = True
+    chat_template: str = ""
 
 
 class HistogramData(Protocol):
@@ -171,6 +173,14 @@ class EngineClient(Protocol):
 
         Raises:
             RequestError: When the template refuses the messages.
+        """
+        ...
+
+    def compile_grammar(self, params: SamplingParams) -> None:
+        """Compiles the request's grammar, which may take seconds: for a thread.
+
+        Raises:
+            RequestError: When it can't be followed.
         """
         ...
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ingle import SamplingParams
+from ingle import GrammarSpec, SamplingParams
 from ingle.request import check_token_ids
 from ingle_server.engine_client import ModelInfo
 from ingle_server.errors import ApiError, bad_request, not_supported, shown
@@ -36,8 +36,6 @@ _COPIED = (
 )
 """Fields that ``SamplingParams`` knows under the same name and whose ranges it checks."""
 
-_GUIDED = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
-
 
 def check_fields(fields: SamplingFields, info: ModelInfo) -> None:
     """Checks everything that does not need the prompt, so that it is cheap to be refused.
@@ -57,7 +55,12 @@ def check_fields(fields: SamplingFields, info: ModelInfo) -> None:
 
 
 def sampling_params(
-    fields: SamplingFields, info: ModelInfo, *, max_tokens: int | None, logprobs: int | None
+    fields: SamplingFields,
+    info: ModelInfo,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    structured: GrammarSpec | None = None,
 ) -> SamplingParams:
     """The engine's parameters. The model's generation defaults stand where the client says nothing.
 
@@ -74,7 +77,7 @@ def sampling_params(
     values["stop"] = _stop_strings(fields.stop)
     values["stop_token_ids"] = tuple(fields.stop_token_ids or ())
     values["logit_bias"] = _logit_bias(fields.logit_bias)
-    return SamplingParams(**values, max_tokens=max_tokens, logprobs=logprobs)
+    return SamplingParams(**values, max_tokens=max_tokens, logprobs=logprobs, structured=structured)
 
 
 def _stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
@@ -126,9 +129,6 @@ def _check_truncation(value: int, info: ModelInfo) -> None:
 
 
 def _check_unsupported(fields: SamplingFields, info: ModelInfo) -> None:
-    for name in _GUIDED:
-        if getattr(fields, name) is not None:
-            raise not_supported(name, "Structured output")
     if fields.prompt_embeds is not None:
         raise bad_request(
             "prompt_embeds is refused: tensors are not taken from clients.", "prompt_embeds"

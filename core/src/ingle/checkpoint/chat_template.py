@@ -69,6 +69,7 @@ class ChatTemplate:
     def __init__(self, tokenizer: Tokenizer, templates: Mapping[str, str]) -> None:
         self._tokenizer = tokenizer
         self._environment = TemplateEnvironment()
+        self._source = "\n".join(templates.values())
         self._templates = {name: self._compile(name, text) for name, text in templates.items()}
         literal = "\0".join(self._literal_text(text) for text in templates.values())
         special = [t for t, i in tokenizer.added_tokens.items() if i in tokenizer.special_ids]
@@ -84,6 +85,11 @@ class ChatTemplate:
     def available(self) -> bool:
         """Whether the model has a template at all; without one every conversation is refused."""
         return bool(self._templates)
+
+    @property
+    def source(self) -> str:
+        """The source of every template, joined."""
+        return self._source
 
     def encode(self, conversation: Conversation) -> list[int]:
         """The conversation's token ids.

@@ -108,6 +108,10 @@ class Tokenizer:
             return token.encode()
         return self.spelling.to_bytes(token)
 
+    def to_json(self) -> str:
+        """The text of tokenizer.json, without truncation and padding."""
+        return self._backend.to_str()
+
     @cached_property
     def added_tokens(self) -> Mapping[str, int]:
         """Every added token's text and id, control tokens among them."""

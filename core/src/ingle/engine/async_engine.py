@@ -113,6 +113,8 @@ class AsyncEngine:
             CapacityError: At the first step, when too many are waiting.
             EngineDeadError: At any step: the engine has stopped, or was shut down.
         """
+        if params.structured is not None:
+            await asyncio.to_thread(self.compile_grammar, params)
         stream = self._open(request_id, prompt_token_ids, params, prompt)
         finished = False
         try:
@@ -139,6 +141,16 @@ class AsyncEngine:
         if self._draining:
             raise EngineDeadError("The engine is shutting down and takes no more requests.")
         self._core.admission.check(prompt_token_ids, params)
+
+    def compile_grammar(self, params: SamplingParams) -> None:
+        """Compiles the request's grammar, so that a wrong one is known before anything is begun.
+
+        Takes up to seconds: for a thread, not for the event loop.
+
+        Raises:
+            RequestError: When it can't be followed.
+        """
+        self._core.compile_grammar(params)
 
     def check_health(self) -> None:
         """Raises EngineDeadError unless the engine thread is at work or waiting for some."""

@@ -44,6 +44,7 @@ from ingle.registry.choose import ChosenFormat, choose_kv_cache_formats, choose_
 from ingle.registry.kernels import KernelSelector
 from ingle.registry.loader import load_plugins
 from ingle.registry.plugin_registry import PluginRegistry
+from ingle.sampling.grammar import GrammarCompiler
 from ingle.sampling.sampler import Sampler
 
 DENSE = "dense"
@@ -79,7 +80,10 @@ def build_engine_core(config: EngineConfig) -> EngineCore:
         tokenizer = load_tokenizer(config.tokenizer or path)
         plan = _plan_cache(config, opened)
         model, kernels = _load_model(opened, plan, config.max_num_batched_tokens)
-        runner = _runner(opened, plan, model)
+        grammars = GrammarCompiler(
+            tokenizer.to_json, opened.model.vocab_size, opened.model.eos_token_ids
+        )
+        runner = _runner(opened, plan, model, grammars)
         report = progress.report()
         progress.checkpoint.close()
     info = _info(config, opened, plan, kernels, report)
@@ -91,6 +95,7 @@ def build_engine_core(config: EngineConfig) -> EngineCore:
         max_queue_len=config.max_queue_len,
         seed=config.seed,
     )
+    core.grammars = grammars
     if not config.enforce_eager:
         core.compiler = decode_compiler(runner, model, opened.device)
     return core
@@ -156,10 +161,12 @@ def _loaders(opened: Opened) -> list[WeightLoader]:
     return loaders
 
 
-def _runner(opened: Opened, plan: CachePlan, model: Decoder) -> ModelRunner:
+def _runner(
+    opened: Opened, plan: CachePlan, model: Decoder, grammars: GrammarCompiler
+) -> ModelRunner:
     caches = allocate_caches(opened.model, plan, opened.cache_formats, opened.dtype, opened.device)
     load_cache_scales(caches, opened.checkpoint)
-    sampler = Sampler(opened.model.eos_token_ids)
+    sampler = Sampler(opened.model.eos_token_ids, grammars)
     device = torch.device(opened.device.torch_device)
     return ModelRunner(model, caches, sampler, plan.block_size, device)
 

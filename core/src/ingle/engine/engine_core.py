@@ -22,6 +22,7 @@ from ingle.request import CompletionOutput, RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
     from ingle.engine.decode_compiler import DecodeCompiler
+    from ingle.sampling.grammar import GrammarCompiler
 
 logger = logging.getLogger("ingle.engine")
 
@@ -55,6 +56,8 @@ class EngineCore:
         self.runner = runner
         # Makes decode steps faster once the engine runs; set by who builds the engine.
         self.compiler: DecodeCompiler | None = None
+        # Compiles what answers must look like; set by who builds the engine.
+        self.grammars: GrammarCompiler | None = None
         self.tokenizer = tokenizer
         self.info = replace(info, max_model_len=min(info.max_model_len, scheduler.max_model_len))
         self.admission = Admission(self.info.max_model_len, info.vocab_size)
@@ -93,6 +96,7 @@ class EngineCore:
         """
         self._check_alive()
         self.admission.check(prompt_token_ids, params)
+        self.compile_grammar(params)
         if request_id in self._groups:
             raise RequestError(
                 f"request id {request_id[:80]!r} is in use by a request that is not finished.",
@@ -113,6 +117,19 @@ class EngineCore:
         group.sequences = self._family(group)
         group.num_unfinished = len(group.sequences)
         self._enqueue(group)
+
+    def compile_grammar(self, params: SamplingParams) -> None:
+        """Compiles the request's grammar, if it has one. May be called from any thread.
+
+        Raises:
+            RequestError: When it can't be followed.
+        """
+        if params.structured is None:
+            return
+        if self.grammars is None:
+            raise RequestError("This engine can follow no grammar.", param="structured_outputs")
+        if not self.grammars.is_compiled(params.structured):
+            self.grammars.matcher(params.structured)
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """Ends a request with all its completions and frees their blocks.

@@ -134,7 +134,9 @@ def _row(item: ScheduledRequest) -> SamplingRow:
     history = History(
         prompt_token_ids=item.prompt_token_ids, output_token_ids=item.output_token_ids
     )
-    return SamplingRow(params=item.params, seed=item.seed, history=history)
+    return SamplingRow(
+        params=item.params, seed=item.seed, history=history, sequence_id=item.request_id
+    )
 
 
 def _output(sampling: Sequence[ScheduledRequest], drawn: Sequence[DrawnToken]) -> ModelRunnerOutput:

@@ -11,7 +11,10 @@ from dataclasses import dataclass
 
 import torch
 
+from ingle.errors import RequestError
 from ingle.request import SamplingParams, TokenLogprob
+from ingle.sampling.grammar import GrammarCompiler
+from ingle.sampling.grammar_states import GrammarState, GrammarStates
 from ingle.sampling.stages import (
     BarTokens,
     CountPenalties,
@@ -35,11 +38,13 @@ class SamplingRow:
         params: How to sample.
         seed: The request's seed.
         history: What it has seen so far.
+        sequence_id: Under which the state of its grammar is kept.
     """
 
     params: SamplingParams
     seed: int
     history: History
+    sequence_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,10 +91,14 @@ class Sampler:
 
     Args:
         eos_token_ids: The model's end-of-sequence tokens, barred by ``min_tokens``.
+        grammars: Compiles the grammars that answers must follow; None refuses them.
     """
 
-    def __init__(self, eos_token_ids: Sequence[int]) -> None:
+    def __init__(
+        self, eos_token_ids: Sequence[int], grammars: GrammarCompiler | None = None
+    ) -> None:
         self._eos_token_ids = tuple(eos_token_ids)
+        self._grammar_states = GrammarStates(grammars)
 
     def __call__(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[DrawnToken]:
         """``logits`` float32 [R, V], overwritten, to one token per row."""
@@ -99,21 +108,45 @@ class Sampler:
         for index, row in enumerate(rows):
             if not finite[index]:
                 drawn.append(DrawnToken(error="the model's logits for this request are not finite"))
+            elif row.params.structured is not None:
+                drawn.append(self._draw_structured(logits[index], row))
             else:
                 drawn.append(self._draw(logits[index], row, greedy[index]))
+        self._grammar_states.trim(len(rows))
         return drawn
 
-    def _draw(self, logits: torch.Tensor, row: SamplingRow, greedy: int) -> DrawnToken:
+    def _draw_structured(self, logits: torch.Tensor, row: SamplingRow) -> DrawnToken:
+        """As ``_draw``, among the tokens that the row's grammar allows."""
+        try:
+            assert row.params.structured is not None
+            state = self._grammar_states.at(
+                row.sequence_id, row.params.structured, row.history.output_token_ids
+            )
+            return self._draw(logits, row, -1, state)
+        except RequestError as error:
+            return DrawnToken(error=str(error))
+
+    def _draw(
+        self,
+        logits: torch.Tensor,
+        row: SamplingRow,
+        greedy: int,
+        grammar: GrammarState | None = None,
+    ) -> DrawnToken:
         params = row.params
         raw = logits.log_softmax(-1) if params.logprobs is not None else None
         stages = stages_for(params, self._eos_token_ids)
+        if grammar is not None:
+            logits = grammar.bar(logits)
+            if grammar.matcher.is_stopped():
+                stages = ()  # only the end is left, whatever min_tokens says
         for stage in stages:
             logits = stage(logits, row.history)
         if not params.greedy:
             position = len(row.history.output_token_ids)
             token_id = _pick(logits, uniform(row.seed, position))
         else:
-            token_id = int(logits.argmax()) if stages else greedy
+            token_id = int(logits.argmax()) if stages or grammar is not None else greedy
         if not math.isfinite(float(logits[token_id])):
             return DrawnToken(error="every token is barred by this request's own options")
         logprob = None if raw is None else token_logprob(raw, token_id, params.logprobs or 0)

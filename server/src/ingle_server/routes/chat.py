@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -24,6 +25,8 @@ from ingle_server.prompts import render_chat
 from ingle_server.schemas.chat import ChatCompletionRequest
 from ingle_server.service import Service
 from ingle_server.streaming import stream_response
+from ingle_server.structured import Wanted, check_grammar, wanted_output
+from ingle_server.tools.plan import tool_plan
 from ingle_server.translate import (
     check_count,
     check_fields,
@@ -44,13 +47,17 @@ async def create_chat_completion(
     config = service.config
     body = await read_json(request, _DECODER, config.max_body_bytes, config.header_timeout)
     chat = check(service, body)
+    plan = tool_plan(body)
+    wanted = plan.wanted or wanted_output(body, body.response_format)
+    await check_grammar(service.engine, wanted)
     prompt = await render_chat(service, chat, body, asked_tokens(body)[1])
-    flight = _take_off(service, body, prompt)
+    flight = _take_off(service, body, prompt, wanted)
     shape = ChatShape(
         request=body,
         flight=flight,
         namer=TokenNamer(service.engine, as_ids=bool(body.return_tokens_as_token_ids)),
         created=int(time.time()),
+        new_reader=service.reading.reader_factory(plan, prompt.token_ids),
     )
     usage = UsageCounter(flight.num_prompt_tokens)
     if body.stream:
@@ -82,10 +89,11 @@ def check(service: Service, body: ChatCompletionRequest) -> ChatPrompt:
     messages = template_messages(body.messages)
     if not service.engine.info.has_chat_template:
         raise bad_request("The model has no chat template; use /v1/completions.", "messages")
-    tools = served_tools(body)
+    served = served_tools(body)
+    tools = None if served is None else msgspec.to_builtins(served)
     return ChatPrompt(
-        messages=messages,
-        tools=None if tools is None else msgspec.to_builtins(tools),
+        messages=messages if tools is None else service.reading.with_tools(messages, tools),
+        tools=tools,
         add_generation_prompt=generation_prompt(
             body.add_generation_prompt, body.continue_final_message
         ),
@@ -107,9 +115,19 @@ def asked_tokens(body: ChatCompletionRequest) -> tuple[str, int | None]:
     return "max_tokens", body.max_tokens
 
 
-def _take_off(service: Service, body: ChatCompletionRequest, prompt: Prompt) -> Flight:
+def _take_off(
+    service: Service, body: ChatCompletionRequest, prompt: Prompt, wanted: Wanted | None
+) -> Flight:
     info = service.engine.info
     max_tokens = token_budget([prompt], info, asked_tokens(body), None)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    params = sampling_params(body, info, max_tokens=max_tokens, logprobs=logprobs)
+    params = sampling_params(
+        body,
+        info,
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        structured=None if wanted is None else wanted.grammar,
+    )
+    if service.reading.needs_special_tokens(tool_plan(body)):
+        params = replace(params, skip_special_tokens=False)
     return service.take_off("chatcmpl", [prompt], params)

@@ -21,6 +21,7 @@ from ingle_server.prompts import RawPrompt, encode_prompts, split_prompts
 from ingle_server.schemas.completion import CompletionRequest
 from ingle_server.service import Service
 from ingle_server.streaming import stream_response
+from ingle_server.structured import Wanted, check_grammar, wanted_output
 from ingle_server.translate import (
     DEFAULT_COMPLETION_TOKENS,
     check_count,
@@ -44,8 +45,10 @@ async def create_completion(
     config = service.config
     body = await read_json(request, _DECODER, config.max_body_bytes, config.header_timeout)
     raw = _check(service, body)
+    wanted = wanted_output(body)
+    await check_grammar(service.engine, wanted)
     prompts = await encode_prompts(service, body, raw)
-    flight = _take_off(service, body, prompts)
+    flight = _take_off(service, body, prompts, wanted)
     shape = CompletionShape(
         request=body,
         flight=flight,
@@ -96,11 +99,19 @@ def _check_best_of(body: CompletionRequest) -> None:
         raise not_supported("best_of", "best_of above n")
 
 
-def _take_off(service: Service, body: CompletionRequest, prompts: list[Prompt]) -> Flight:
+def _take_off(
+    service: Service, body: CompletionRequest, prompts: list[Prompt], wanted: Wanted | None
+) -> Flight:
     info = service.engine.info
     asked = ("max_tokens", body.max_tokens)
     max_tokens = token_budget(prompts, info, asked, DEFAULT_COMPLETION_TOKENS)
-    params = sampling_params(body, info, max_tokens=max_tokens, logprobs=body.logprobs)
+    params = sampling_params(
+        body,
+        info,
+        max_tokens=max_tokens,
+        logprobs=body.logprobs,
+        structured=None if wanted is None else wanted.grammar,
+    )
     return service.take_off("cmpl", prompts, params)
 
 

@@ -107,12 +107,29 @@ class ChatLogprobs(msgspec.Struct, kw_only=True):
     refusal: None = None
 
 
+class CalledFunction(msgspec.Struct, kw_only=True):
+    """What the model calls; ``arguments`` is JSON in a string."""
+
+    name: str
+    arguments: str
+
+
+class AssistantToolCall(msgspec.Struct, kw_only=True):
+    """One call."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class AssistantMessage(msgspec.Struct, kw_only=True):
-    """The model's turn."""
+    """The model's turn. Without calls there is no ``tool_calls``: clients look whether it is."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[AssistantToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
@@ -121,7 +138,7 @@ class ChatChoice(msgspec.Struct, kw_only=True):
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None = None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
     stop_reason: str | int | None = None
     token_ids: list[int] | UnsetType = UNSET
 
@@ -138,11 +155,29 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
+class FunctionDelta(msgspec.Struct, kw_only=True):
+    """The name comes once, arguments in pieces."""
+
+    name: str | UnsetType = UNSET
+    arguments: str
+
+
+class ToolCallDelta(msgspec.Struct, kw_only=True):
+    """What is new in a call; id and type come once."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: FunctionDelta
+
+
 class ChatDelta(msgspec.Struct, kw_only=True):
     """What is new in a message."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, kw_only=True):
@@ -151,7 +186,7 @@ class ChatChunkChoice(msgspec.Struct, kw_only=True):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None = None
-    finish_reason: Literal["stop", "length"] | None = None
+    finish_reason: Literal["stop", "length", "tool_calls"] | None = None
     stop_reason: str | int | UnsetType | None = UNSET
     token_ids: list[int] | UnsetType = UNSET
 

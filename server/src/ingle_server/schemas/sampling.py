@@ -15,6 +15,17 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     include_obfuscation: bool | None = None
 
 
+class StructuredOutputs(msgspec.Struct, kw_only=True):
+    """``structured_outputs``: exactly one of its fields."""
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: Any = None
+
+
 class SamplingFields(msgspec.Struct, kw_only=True):
     """Fields of both endpoints; null is as good as absent in all of them.
 
@@ -49,6 +60,13 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     cache_salt: str | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+    # The same under the names vLLM used before.
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
 
     # Not supported yet.
     allowed_token_ids: list[int] | None = None
@@ -56,8 +74,3 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     prompt_logprobs: int | None = None
     use_beam_search: bool | None = None
     prompt_embeds: Any = None
-    structured_outputs: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
