@@ -45,4 +45,7 @@ def _read(form: KVCacheFormat, store: KVStore, span: SequenceSpan) -> torch.Tens
         view = form.view(store, span.first_block, span.seq_len)
         if view is not None:
             return view
-    return form.gather(store, torch.tensor(span.block_table, dtype=torch.int64), span.seq_len)
+    num_used = -(-span.seq_len // store.geometry.block_size)
+    device = next(iter(store.tensors().values())).device
+    blocks = torch.tensor(span.block_table[:num_used], dtype=torch.int64, device=device)
+    return form.gather(store, blocks, span.seq_len)

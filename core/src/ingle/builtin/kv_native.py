@@ -2,8 +2,9 @@
 
 Shape letters: T tokens, H key/value heads, D head size, B blocks, S tokens in a block.
 
-Layout: one tensor [H, B, S, D]. The head is outermost, so the tokens of consecutive blocks lie
-side by side within a head and attention on a CPU reads a sequence in place.
+Layout on a CPU: one tensor [H, B, S, D]. The head is outermost, so the tokens of consecutive blocks
+lie side by side within a head and attention reads a sequence in place. On CUDA: keys [B, H, S, D],
+values transposed, [B, H, D, S], as core's decode attention reads them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, cast
 
-from ingle.plugin import DeviceInfo, KVCacheFormat, KVCacheGeometry, KVStore, hookimpl
+from ingle.plugin import (
+    DeviceInfo,
+    KVCacheFormat,
+    KVCacheGeometry,
+    KVStore,
+    PagedSide,
+    hookimpl,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +36,7 @@ are, and a run is copied about ten times as fast."""
 
 
 class NativeStore(KVStore):
-    """One side of one layer, [H, B, S, D] in ``geometry.dtype``.
+    """One side of one layer in ``geometry.dtype``, head by head.
 
     Attributes:
         blocks: [B, H, S, D], a view: what core copies and counts.
@@ -57,6 +65,50 @@ class NativeStore(KVStore):
         return {"data": self.blocks}
 
 
+class BlockMajorStore(KVStore):
+    """One side of one layer in ``geometry.dtype``, block by block.
+
+    Attributes:
+        storage: Keys [B, H, S, D], values [B, H, D, S].
+        blocks: [B, H, S, D], a view of it: what core copies and counts.
+        slots: [B, S, H, D], a view of it.
+    """
+
+    def __init__(
+        self, geometry: KVCacheGeometry, num_blocks: int, device: str | torch.device
+    ) -> None:
+        import torch
+
+        self.geometry = geometry
+        self.num_blocks = num_blocks
+        token = (geometry.block_size, geometry.head_dim)
+        tile = token if geometry.side == "k" else token[::-1]
+        shape = (num_blocks, geometry.num_kv_heads, *tile)
+        # Zeroed: what is masked out of attention must still not be NaN in every kernel.
+        self.storage = torch.zeros(shape, dtype=geometry.dtype, device=device)
+        self.blocks = self.storage if geometry.side == "k" else self.storage.transpose(2, 3)
+        self.slots = self.blocks.transpose(1, 2)
+
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        """``data``: [B, H, S, D], a view whose dimension 0 is the block."""
+        return {"data": self.blocks}
+
+    def paged(self) -> PagedSide:
+        """The storage."""
+        return PagedSide(blocks=self.storage)
+
+    def write(self, x: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+        """Stores ``x [T, H, D]`` at ``slot_mapping`` (int64 [T])."""
+        size = self.geometry.block_size
+        if slot_mapping.shape[0] > 1:
+            x = x.index_select(0, last_occurrence(slot_mapping))
+        self.slots[slot_mapping // size, slot_mapping % size] = x
+
+    def gather(self, block_table: torch.Tensor, seq_len: int) -> torch.Tensor:
+        """[H, seq_len, D], a view of a copy [seq_len, H, D]."""
+        return self.slots.index_select(0, block_table).flatten(0, 1)[:seq_len].transpose(0, 1)
+
+
 class NativeKVCache(KVCacheFormat):
     """Stores exactly what it is given; what ``--kv-cache-dtype auto`` means."""
 
@@ -75,19 +127,21 @@ class NativeKVCache(KVCacheFormat):
 
     def allocate(
         self, geometry: KVCacheGeometry, num_blocks: int, device: DeviceInfo
-    ) -> NativeStore:
+    ) -> NativeStore | BlockMajorStore:
         """Storage on ``device``; a slot holds nothing of meaning before it is written."""
-        return NativeStore(geometry, num_blocks, device.torch_device)
+        kind = BlockMajorStore if device.type == "cuda" else NativeStore
+        return kind(geometry, num_blocks, device.torch_device)
 
     def write(self, store: KVStore, x: torch.Tensor, slot_mapping: torch.Tensor) -> None:
         """Stores ``x [T, H, D]`` at ``slot_mapping`` (int64 [T]); one small copy for one token."""
         import torch
 
+        x = x.to(store.geometry.dtype)
+        if isinstance(store, BlockMajorStore):
+            store.write(x, slot_mapping)
+            return
         tokens = cast(NativeStore, store).tokens
-        x = x.to(tokens.dtype)
-        if not x.is_cpu:
-            tokens.index_copy_(0, slot_mapping, x.index_select(0, last_occurrence(slot_mapping)))
-        elif x.numel() <= SERIAL_ELEMENTS and x.shape[0] < RUN_TOKENS:
+        if x.numel() <= SERIAL_ELEMENTS and x.shape[0] < RUN_TOKENS:
             tokens.index_copy_(0, slot_mapping, x)
         elif is_run(slot_mapping):
             tokens.narrow(0, int(slot_mapping[0]), x.shape[0]).copy_(x)
@@ -100,11 +154,16 @@ class NativeKVCache(KVCacheFormat):
 
     def gather(self, store: KVStore, block_table: torch.Tensor, seq_len: int) -> torch.Tensor:
         """[H, seq_len, D], copied block by block."""
+        if isinstance(store, BlockMajorStore):
+            return store.gather(block_table, seq_len)
         blocks = cast(NativeStore, store).heads.index_select(1, block_table)
         return blocks.flatten(1, 2)[:, :seq_len]
 
-    def view(self, store: KVStore, first_block: int, num_tokens: int) -> torch.Tensor:
-        """[H, num_tokens, D] in place, over as many consecutive blocks as that takes."""
+    def view(self, store: KVStore, first_block: int, num_tokens: int) -> torch.Tensor | None:
+        """[H, num_tokens, D] in place, over as many consecutive blocks as that takes; None where
+        blocks are outermost."""
+        if isinstance(store, BlockMajorStore):
+            return None
         start = first_block * store.geometry.block_size
         return cast(NativeStore, store).flat.narrow(1, start, num_tokens)
 

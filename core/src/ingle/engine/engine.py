@@ -3,14 +3,11 @@ meet."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 
-from ingle.attention.paged_cpu import PagedCPUAttention
-from ingle.attention.reference import ReferenceAttention
 from ingle.checkpoint.config_overrides import override_config
 from ingle.checkpoint.generation_defaults import load_generation_defaults
 from ingle.checkpoint.hub import resolve_model
@@ -19,6 +16,7 @@ from ingle.checkpoint.model_config import ModelConfig, load_model_config
 from ingle.checkpoint.safetensors import Checkpoint
 from ingle.checkpoint.tokenizer import load_tokenizer
 from ingle.config import EngineConfig, parse_object
+from ingle.engine.attention_choice import AttentionNeeds, BackendMaker, choose_attention
 from ingle.engine.block_manager import BlockManager
 from ingle.engine.decode_compiler import decode_compiler
 from ingle.engine.device import choose_device, choose_dtype
@@ -37,7 +35,7 @@ from ingle.engine.memory import (
 from ingle.engine.model_runner import ModelRunner
 from ingle.engine.scheduler import Scheduler, SchedulerLimits
 from ingle.model.build import build_decoder
-from ingle.model.decoder import AttentionBackend, Decoder
+from ingle.model.decoder import Decoder
 from ingle.model.weights import WeightSource
 from ingle.plugin import CheckpointInfo, DeviceInfo, KVCacheFormat, WeightLoader
 from ingle.registry.choose import ChosenFormat, choose_kv_cache_formats, choose_weight_format
@@ -148,7 +146,7 @@ def _load_model(opened: Opened, plan: CachePlan, max_rows: int) -> tuple[Decoder
     )
     chooser = KernelChooser(selector, opened.device, opened.dtype, max_rows)
     source = WeightSource(opened.checkpoint, _loaders(opened), chooser, opened.dtype, opened.device)
-    model = build_decoder(opened.model, source, _backend(opened), plan.max_model_len)
+    model = build_decoder(opened.model, source, _backend(opened, plan), plan.max_model_len)
     return model, dict(chooser.counts)
 
 
@@ -171,10 +169,19 @@ def _runner(
     return ModelRunner(model, caches, sampler, plan.block_size, device)
 
 
-def _backend(opened: Opened) -> Callable[[int | None], AttentionBackend]:
+def _backend(opened: Opened, plan: CachePlan) -> BackendMaker:
     scales = opened.model.scales
-    kind = PagedCPUAttention if opened.device.type == "cpu" else ReferenceAttention
-    return lambda window: kind(scales.attention_scale, window, scales.attention_softcap)
+    needs = AttentionNeeds(
+        device=opened.device,
+        dtype=opened.dtype,
+        num_heads=opened.model.num_heads,
+        geometry=geometries(opened.model, plan.block_size, opened.dtype),
+        formats=opened.cache_formats,
+        scale=scales.attention_scale,
+        softcap=scales.attention_softcap,
+    )
+    with torch.inference_mode():
+        return choose_attention(needs)
 
 
 def _scheduler(config: EngineConfig, model: ModelConfig, plan: CachePlan) -> Scheduler:

@@ -132,7 +132,8 @@ class WeightSource:
         """
         loader, _ = self._loaders[-1]
         spec = self._spec(embedding, out_features, in_features)
-        return Linear([self._prepare(loader.load_linear(spec, self.reader))])
+        weight = on_device(loader.load_linear(spec, self.reader), self.device)
+        return Linear([self._prepare(weight)])
 
     def _spec(self, name: str, out_features: int, in_features: int) -> LinearSpec:
         return LinearSpec(
@@ -147,7 +148,8 @@ class WeightSource:
         name = spec.name
         for loader, linears in self._loaders:
             if name in linears:
-                return loader, _checked(name, loader.load_linear(spec, self.reader), spec)
+                weight = _checked(name, loader.load_linear(spec, self.reader), spec)
+                return loader, on_device(weight, self.device)
         raise CheckpointError(
             f"linear {name!r} is not in the checkpoint: no tensor of its name that any of the "
             "chosen formats can read. A shard may be missing, or config.json is of another model."
@@ -170,6 +172,15 @@ class WeightSource:
                 parts.append(torch.zeros(size, dtype=self.dtype))
         joined = torch.cat(parts)
         return joined.to(self.device.torch_device) if bool(joined.any()) else None
+
+
+def on_device(weight: LinearWeight, device: DeviceInfo) -> LinearWeight:
+    """The weight with all its tensors on ``device``, where most formats do not put them."""
+    target = torch.device(device.torch_device)
+    tensors = weight.tensors()
+    if all(tensor.device == target for tensor in tensors.values()):
+        return weight
+    return weight.with_tensors({name: tensor.to(target) for name, tensor in tensors.items()})
 
 
 def _checked(name: str, weight: LinearWeight, spec: LinearSpec) -> LinearWeight:

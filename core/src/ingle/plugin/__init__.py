@@ -12,7 +12,7 @@ from ingle.errors import CheckpointError, ConfigError, IngleError, PluginError
 from ingle.plugin.checkpoint import CheckpointInfo, Detection, Support, TensorReader
 from ingle.plugin.device import DeviceInfo
 from ingle.plugin.hookspecs import API_VERSION, ENTRY_POINT_GROUP, hookimpl, hookspec
-from ingle.plugin.kv_cache import KVCacheFormat, KVCacheGeometry, KVStore
+from ingle.plugin.kv_cache import KVCacheFormat, KVCacheGeometry, KVStore, PagedSide
 from ingle.plugin.linear import (
     Epilogue,
     KernelUse,
@@ -46,6 +46,7 @@ __all__ = [
     "LinearSpec",
     "LinearWeight",
     "MatmulKernel",
+    "PagedSide",
     "PluginError",
     "Shard",
     "Support",

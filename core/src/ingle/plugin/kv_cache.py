@@ -39,6 +39,20 @@ class KVCacheGeometry:
     dtype: torch.dtype
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagedSide:
+    """One side of one layer as core's decode attention on CUDA reads it in place.
+
+    Attributes:
+        blocks: Keys [B, H, S, D], values transposed: [B, H, D, S]; contiguous. In the activation
+            dtype, or uint8 that holds e4m3 codes.
+        scale: float32 [H], value = code * scale; None unless codes are stored.
+    """
+
+    blocks: torch.Tensor
+    scale: torch.Tensor | None = None
+
+
 class KVStore(ABC):
     """The storage of one side of one layer, made by ``KVCacheFormat.allocate``.
 
@@ -54,6 +68,10 @@ class KVStore(ABC):
     def tensors(self) -> Mapping[str, torch.Tensor]:
         """Every tensor that holds cached data. Dimension 0 of each is the block, so that core can
         copy, move and count blocks. Per-layer constants (scales) are not among them."""
+
+    def paged(self) -> PagedSide | None:
+        """The storage itself when it is laid out as ``PagedSide`` says; None: core gathers."""
+        return None
 
 
 class KVCacheFormat(ABC):

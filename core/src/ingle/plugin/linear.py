@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from ingle.plugin.device import DeviceInfo
 
 
+COUNTER_BYTES = 1 << 16
+"""The part of a workspace, from its start, that is zero between calls: room for counters."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
     """Which part of a linear this rank holds, in logical features.
@@ -229,7 +233,10 @@ class MatmulKernel(ABC):
         return weight
 
     def workspace_bytes(self, weight: LinearWeight, max_rows: int) -> int:
-        """Scratch it needs for up to ``max_rows`` rows; zeroed once, counters left at zero."""
+        """Scratch it needs for up to ``max_rows`` rows.
+
+        All kernels of a model share it. Its first ``COUNTER_BYTES`` are zero before every call, and
+        a kernel leaves them so; what follows holds whatever the last kernel left there."""
         return 0
 
     @abstractmethod

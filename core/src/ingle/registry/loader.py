@@ -27,6 +27,7 @@ from ingle.registry.record import PluginRecord, spelling
 BUILTIN_MODULES: Final = (
     "ingle.builtin.dense",
     "ingle.builtin.affine_cpu",
+    "ingle.builtin.affine_cuda",
     "ingle.builtin.kv_native",
 )
 """Plugins inside core, by module name: nothing else in core names them."""

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 
 from ingle.plugin import Epilogue, KernelUse, LinearWeight, MatmulKernel
+from ingle.plugin.linear import COUNTER_BYTES
 from ingle.testing.plugin_module import PluginConformance
 from ingle.testing.tolerance import capped_bound, normal, relative_error
 
@@ -19,6 +20,8 @@ ROWS = (0, 1, 2, 15, 16, 17, 64, 257)
 """None, one, and both sides of the borders where kernels change their tiles."""
 FEW_ROWS = (1, 17)
 MAX_ROWS = 512
+LEFTOVER = 0xFF
+"""What an earlier kernel left in the workspace behind its counters: NaN in every float type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +49,11 @@ class KernelCase:
             x = x[:, self.weight.input_order]
         size = self.kernel.workspace_bytes(self.weight, MAX_ROWS)
         workspace = torch.zeros(size, dtype=torch.uint8) if size else None
+        if workspace is not None:
+            workspace[COUNTER_BYTES:] = LEFTOVER
         y = self.kernel.matmul(x, self.weight, workspace=workspace, **options)
-        assert workspace is None or not workspace.any(), f"{self.label}: workspace left dirty"
+        dirty = workspace is not None and bool(workspace[:COUNTER_BYTES].any())
+        assert not dirty, f"{self.label}: counters of the workspace left dirty"
         return y
 
     def sample(self, rows: int) -> torch.Tensor:

@@ -4,8 +4,9 @@
 
 Letters: T tokens, H key/value heads, D head size, B blocks, S tokens in a block.
 
-Layout: uint8 [H, B, S, D]. The head is outermost, so consecutive blocks of one head are one run
-of memory and decoding a sequence reads H runs.
+Layout on a CPU: uint8 [H, B, S, D]. The head is outermost, so consecutive blocks of one head are
+one run of memory and decoding a sequence reads H runs. On CUDA: keys [B, H, S, D], values
+[B, H, D, S], as core's decode attention reads them; the same view [H, B, S, D] serves all else.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from ingle.plugin import (
     KVCacheFormat,
     KVCacheGeometry,
     KVStore,
+    PagedSide,
     PluginError,
     TensorReader,
 )
@@ -34,20 +36,34 @@ class Fp8Store(KVStore):
     """One side of one layer.
 
     Attributes:
-        codes: uint8 [H, B, S, D].
+        codes: uint8 [H, B, S, D], the storage or a view of it.
+        blocks: The storage where it lies as core's decode attention wants it, else None.
+        head_scale: float32 [H], the same scales.
         scale: float32 [1, 1, 1] or [H, 1, 1].
         has_unit_scale: Whether the scale is 1, so that it need not be applied.
         has_checkpoint_scale: Whether the scale was read; measuring leaves it alone.
         is_written: Whether anything has been stored; from then on the scale is frozen.
     """
 
-    def __init__(self, geometry: KVCacheGeometry, num_blocks: int, device: str) -> None:
+    def __init__(self, geometry: KVCacheGeometry, num_blocks: int, device: DeviceInfo) -> None:
         self.geometry = geometry
         self.num_blocks = num_blocks
-        shape = (geometry.num_kv_heads, num_blocks, geometry.block_size, geometry.head_dim)
+        self.blocks: torch.Tensor | None = None
+        heads, tile = geometry.num_kv_heads, (geometry.block_size, geometry.head_dim)
         # Zeroed, so that every page is touched now and memory use does not grow later.
-        self.codes = torch.zeros(shape, dtype=torch.uint8, device=device)
-        self.scale = torch.ones(1, 1, 1, device=device)
+        if device.type == "cuda":
+            tile = tile if geometry.side == "k" else tile[::-1]
+            self.blocks = torch.zeros(
+                (num_blocks, heads, *tile), dtype=torch.uint8, device=device.torch_device
+            )
+            by_token = self.blocks if geometry.side == "k" else self.blocks.transpose(2, 3)
+            self.codes = by_token.transpose(0, 1)
+        else:
+            self.codes = torch.zeros(
+                (heads, num_blocks, *tile), dtype=torch.uint8, device=device.torch_device
+            )
+        self.scale = torch.ones(1, 1, 1, device=self.codes.device)
+        self.head_scale = torch.ones(heads, device=self.codes.device)
         self.has_unit_scale = True
         self.has_checkpoint_scale = False
         self.is_written = False
@@ -55,6 +71,15 @@ class Fp8Store(KVStore):
     def tensors(self) -> Mapping[str, torch.Tensor]:
         """``codes``: uint8 [B, H, S, D], a view."""
         return {"codes": self.codes.transpose(0, 1)}
+
+    def put(self, codes: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+        """Stores uint8 ``codes [H, T, D]`` at slots (int64 [T])."""
+        if self.blocks is None:
+            self.codes.flatten(1, 2).index_copy_(1, slot_mapping, codes)
+            return
+        size = self.geometry.block_size
+        slots = self.codes.permute(1, 2, 0, 3)
+        slots[slot_mapping // size, slot_mapping % size] = codes.transpose(0, 1)
 
     def set_scale(self, scale: torch.Tensor) -> None:
         """Takes ``scale`` [1] or [H]. Raises ``PluginError`` once something has been stored."""
@@ -65,6 +90,17 @@ class Fp8Store(KVStore):
             )
         self.scale = scale.to(self.codes.device, torch.float32).view(-1, 1, 1)
         self.has_unit_scale = bool((self.scale == 1).all())
+        self.head_scale = self.scale.view(-1).expand(self.codes.shape[0]).contiguous()
+
+
+class PagedFp8Store(Fp8Store):
+    """One side of one layer in a type that core's decode attention reads."""
+
+    def paged(self) -> PagedSide | None:
+        """The storage on CUDA, else None."""
+        if self.blocks is None:
+            return None
+        return PagedSide(blocks=self.blocks, scale=self.head_scale)
 
 
 class Fp8Format(KVCacheFormat):
@@ -72,9 +108,11 @@ class Fp8Format(KVCacheFormat):
 
     Attributes:
         codec: How a number becomes a byte.
+        store_type: What it allocates.
     """
 
     codec: ClassVar[Codec]
+    store_type: ClassVar[type[Fp8Store]] = Fp8Store
 
     def bytes_per_block(self, geometry: KVCacheGeometry) -> int:
         """One byte per number; scales belong to the layer, not to a block."""
@@ -82,7 +120,7 @@ class Fp8Format(KVCacheFormat):
 
     def allocate(self, geometry: KVCacheGeometry, num_blocks: int, device: DeviceInfo) -> Fp8Store:
         """Blocks with scale 1; a slot holds nothing of meaning before it is written."""
-        return Fp8Store(geometry, num_blocks, device.torch_device)
+        return self.store_type(geometry, num_blocks, device)
 
     def load_scales(self, store: KVStore, layer_name: str, reader: TensorReader) -> bool:
         """Takes the scale of this layer and side, by whichever name it has.
@@ -120,7 +158,7 @@ class Fp8Format(KVCacheFormat):
         codes = self.codec.encode(x).transpose(0, 1)
         if slot_mapping.numel() > 1:
             codes = codes.index_select(1, last_writes(slot_mapping))
-        fp8.codes.flatten(1, 2).index_copy_(1, slot_mapping, codes)
+        fp8.put(codes, slot_mapping)
 
     def gather(self, store: KVStore, block_table: torch.Tensor, seq_len: int) -> torch.Tensor:
         """The first ``seq_len`` tokens: [H, seq_len, D] in the geometry's dtype."""
@@ -144,6 +182,7 @@ class Fp8E4M3Format(Fp8Format):
         "bfloat16": 0.03,
     }
     codec: ClassVar[Codec] = E4M3()
+    store_type: ClassVar[type[Fp8Store]] = PagedFp8Store
 
     def detect(self, info: CheckpointInfo) -> Detection | None:
         """Claims checkpoints whose config asks for an fp8 cache; all of them mean e4m3."""

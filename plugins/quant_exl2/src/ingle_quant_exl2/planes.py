@@ -255,7 +255,7 @@ def dequantize_exl2(packed: PackedExl2) -> torch.Tensor:
     tiles = packed.words.shape[0]
     parts = []
     for section in packed.sections:
-        codes = _section_codes(packed.words, section).float() - 2 ** (section.bits - 1)
+        codes = section_codes(packed.words, section).float() - 2 ** (section.bits - 1)
         groups = -(-(section.stop - section.start) // section.group_size)
         code = packed.scale_codes[section.group : section.group + groups]
         pair = torch.stack([code & 15, code >> 4], 2).view(groups, tiles * 16)
@@ -266,7 +266,7 @@ def dequantize_exl2(packed: PackedExl2) -> torch.Tensor:
     return torch.cat(parts, 1)[: packed.out_features]
 
 
-def _section_codes(words: torch.Tensor, section: Section) -> torch.Tensor:
+def section_codes(words: torch.Tensor, section: Section) -> torch.Tensor:
     """The inverse of ``_section_words``: int32 [N', rows of the section]."""
     tiles, length = words.shape[0], section.stop - section.start
     stored = words[:, section.block : section.block + _section_blocks(section)]

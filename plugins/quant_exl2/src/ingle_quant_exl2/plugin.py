@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from ingle.plugin import hookimpl
@@ -22,9 +23,13 @@ def ingle_weight_formats() -> list[WeightFormat]:
 
 @hookimpl
 def ingle_matmul_kernels(device: DeviceInfo) -> list[MatmulKernel]:
-    """The CPU kernel on a CPU."""
-    if device.type != "cpu":
-        return []
-    from ingle_quant_exl2.cpu import Exl2CpuKernel
+    """The CPU kernel on a CPU, the Triton kernel on CUDA where triton is installed."""
+    if device.type == "cpu":
+        from ingle_quant_exl2.cpu import Exl2CpuKernel
 
-    return [Exl2CpuKernel()]
+        return [Exl2CpuKernel()]
+    if device.type == "cuda" and find_spec("triton") is not None:
+        from ingle_quant_exl2.cuda import Exl2CudaKernel
+
+        return [Exl2CudaKernel(device)]
+    return []

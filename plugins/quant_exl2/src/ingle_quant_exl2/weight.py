@@ -19,7 +19,7 @@ from ingle_quant_exl2.packing import group_scales, unpack_codes
 
 CHUNK_ELEMENTS = 1 << 22
 """Weights decoded at a time on a CPU: bounds scratch memory to some tens of MiB."""
-DEVICE_CHUNK_ELEMENTS = 1 << 26
+DEVICE_CHUNK_ELEMENTS = 1 << 24
 """The same on a card, where every small operation costs a launch."""
 COLUMN_UNIT = 64
 """Column chunks are a multiple of this, which suits every packing."""

@@ -1,0 +1,104 @@
+"""Triton's attention, tried out on the device before it serves: right or not, and compiled.
+
+Imports triton: only for devices that have it.
+"""
+
+from __future__ import annotations
+
+import torch
+from triton.errors import TritonError
+
+from ingle.attention.decode_rows import DecodePlanner
+from ingle.attention.layer_cache import LayerCache
+from ingle.attention.metadata import ForwardBatch, SequenceSpan
+from ingle.attention.paged_cuda import PagedCUDAAttention, PagedScratch, paged_cache
+from ingle.attention.reference import ReferenceAttention
+from ingle.engine.attention_choice import AttentionNeeds, BackendMaker
+from ingle.plugin import DeviceInfo
+
+TOLERANCE = 0.02
+"""Relative Frobenius error of attention in 16 bit, with room to spare."""
+SEED = 20260103
+NUM_BLOCKS = 5
+INTERPRETED_SMS = 4
+
+
+def paged_attention(needs: AttentionNeeds) -> tuple[BackendMaker, str]:
+    """Triton's attention, and what is wrong with it here, or an empty string."""
+    scratch = PagedScratch(
+        DecodePlanner(needs.geometry[0].block_size), _multi_processors(needs.device)
+    )
+
+    def maker(window: int | None) -> PagedCUDAAttention:
+        return PagedCUDAAttention(needs.scale, window, scratch, has_flash=needs.has_flash)
+
+    cache = _cache(needs)
+    if paged_cache(cache) is None:
+        names = ", ".join(dict.fromkeys(form.name for form in needs.formats))
+        return maker, f"the KV cache {names} has no layout that the kernel reads"
+    sizes = scratch.batch_sizes(needs.geometry[0].num_kv_heads)
+    reasons = (_trial(maker(None), cache, needs, size) for size in sizes)
+    return maker, next(filter(None, reasons), "")
+
+
+def _multi_processors(device: DeviceInfo) -> int:
+    if torch.device(device.torch_device).type != "cuda":
+        return INTERPRETED_SMS
+    return int(torch.cuda.get_device_properties(device.index).multi_processor_count)
+
+
+def _trial(backend: PagedCUDAAttention, cache: LayerCache, needs: AttentionNeeds, size: int) -> str:
+    """Decodes a token of ``size`` sequences of different lengths, against the reference on the
+    same cache: what is wrong, or an empty string."""
+    batch = _batch(needs, size)
+    query = _normal(needs, size, needs.num_heads)
+    wanted = ReferenceAttention(needs.scale)(query, cache, batch).float()
+    try:
+        found = backend(query, cache, batch).float()
+    except (TritonError, RuntimeError, ValueError) as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        return f"the Triton kernel failed: {lines[0]}"
+    error_norm = float((found - wanted).norm() / wanted.norm().clamp_min(1e-30))
+    if not error_norm <= TOLERANCE:
+        return f"the Triton kernel is wrong by {error_norm:.2g} (relative) on this device"
+    return ""
+
+
+def _cache(needs: AttentionNeeds) -> LayerCache:
+    """A small cache of the chosen formats, full of normal numbers but for the null block."""
+    (k_format, v_format), (k, v) = needs.formats, needs.geometry
+    cache = LayerCache(
+        k_format=k_format,
+        v_format=v_format,
+        k_store=k_format.allocate(k, NUM_BLOCKS, needs.device),
+        v_store=v_format.allocate(v, NUM_BLOCKS, needs.device),
+    )
+    slots = torch.arange(k.block_size, NUM_BLOCKS * k.block_size)
+    tokens = _normal(needs, slots.shape[0], k.num_kv_heads)
+    cache.write(tokens, tokens.flip(0), slots.to(needs.device.torch_device))
+    return cache
+
+
+def _batch(needs: AttentionNeeds, size: int) -> ForwardBatch:
+    """The last tokens of ``size`` sequences that share their blocks."""
+    blocks = tuple(range(1, NUM_BLOCKS))
+    longest = len(blocks) * needs.geometry[0].block_size
+    spans = tuple(
+        SequenceSpan(
+            start=row,
+            stop=row + 1,
+            seq_len=1 + (longest - 7 - 13 * row) % longest,
+            block_table=blocks,
+            first_block=1,
+        )
+        for row in range(size)
+    )
+    places = torch.tensor([span.seq_len - 1 for span in spans], device=needs.device.torch_device)
+    return ForwardBatch(token_ids=places, positions=places, slot_mapping=places, spans=spans)
+
+
+def _normal(needs: AttentionNeeds, tokens: int, heads: int) -> torch.Tensor:
+    """The same standard normal numbers every time: [tokens, heads, D]."""
+    generator = torch.Generator().manual_seed(SEED + heads)
+    x = torch.randn(tokens, heads, needs.geometry[0].head_dim, generator=generator)
+    return x.to(device=needs.device.torch_device, dtype=needs.dtype)

@@ -1,0 +1,180 @@
+"""An engine that believes it runs on a CUDA card, in the interpreter, against the one on a CPU:
+plugin choice, self-checks, packed weights, block-major caches, decode attention, sampling."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from interpreted_device import CARD
+from safetensors.torch import save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from ingle.attention.paged_cuda import PagedCUDAAttention
+from ingle.config import EngineConfig
+from ingle.engine import engine
+from ingle.engine.engine_core import EngineCore
+from ingle.engine.model_runner import ModelRunner
+from ingle.engine.step import ScheduledRequest, SchedulerOutput
+from ingle.model.decoder import Decoder
+from ingle.request import SamplingParams
+
+PACKER = Path(__file__).parents[2] / "formats" / "round_to_nearest.py"
+CONFIG = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 128,
+    "max_position_embeddings": 128,
+    "tie_word_embeddings": False,
+}
+PACKAGES = {
+    "ingle-quant-gptq": ("gptq", "ingle_quant_gptq.plugin"),
+    "ingle-kv-fp8": ("fp8", "ingle_kv_fp8.plugin"),
+}
+
+
+@pytest.fixture(autouse=True)
+def installed_plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The format plugins as if they were installed, and no self-check from an earlier run."""
+    for package, (name, module) in PACKAGES.items():
+        folder = tmp_path / "site" / f"{package.replace('-', '_')}-0.1.0.dist-info"
+        folder.mkdir(parents=True)
+        (folder / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {package}\nVersion: 0.1.0\n"
+        )
+        (folder / "entry_points.txt").write_text(f"[ingle.plugins]\n{name} = {module}\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    monkeypatch.setenv("INGLE_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory, demo_model_dir: Path) -> Path:
+    """A random Llama of one layer, packed as GPTQ with 4 bits; the down projection act-order."""
+    spec = importlib.util.spec_from_file_location("round_to_nearest", PACKER)
+    assert spec is not None
+    assert spec.loader is not None
+    packer: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(packer)
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**CONFIG))
+    tensors: dict[str, torch.Tensor] = {}
+    for name, parameter in model.named_parameters():
+        linear = name.removesuffix(".weight")
+        if not linear.endswith("_proj"):
+            tensors[name] = parameter.detach().half()
+            continue
+        order = torch.randperm(parameter.shape[1]) if linear.endswith("down_proj") else None
+        packed = packer.pack_gptq(parameter.detach(), 4, 32, False, order)
+        tensors |= {f"{linear}.{role}": tensor for role, tensor in packed.items()}
+    folder = tmp_path_factory.mktemp("gptq")
+    save_file(tensors, folder / "model.safetensors")
+    quantization = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+    config = {
+        **model.config.to_dict(),
+        "torch_dtype": "float16",
+        "architectures": ["LlamaForCausalLM"],
+    }
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": quantization}))
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / file).write_bytes((demo_model_dir / file).read_bytes())
+    return folder
+
+
+def open_core(folder: Path, **options: Any) -> EngineCore:
+    return engine.build_engine_core(
+        EngineConfig(
+            model=str(folder),
+            device="cpu",
+            block_size=16,
+            dtype="float16",
+            kv_cache_memory_bytes=1 << 20,
+            strict_plugins=True,
+            **options,
+        )
+    )
+
+
+def open_on_card(folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> EngineCore:
+    monkeypatch.setattr(engine, "choose_device", lambda requested: CARD)
+    monkeypatch.setattr(engine, "available_bytes", lambda device: 8 << 30)
+    return open_core(folder, **options)
+
+
+def share(name: str, token_ids: list[int], start: int, table: list[int]) -> ScheduledRequest:
+    return ScheduledRequest(
+        request_id=name,
+        token_ids=token_ids[start:],
+        num_computed_tokens=start,
+        block_table=table,
+        params=SamplingParams(temperature=0),
+        seed=0,
+        prompt_token_ids=token_ids,
+        output_token_ids=[],
+        samples=True,
+    )
+
+
+def logits_of(core: EngineCore) -> list[torch.Tensor]:
+    """Two prompts, one of them in chunks, then decode steps mixed with a chunk and without."""
+    runner = core.runner
+    assert isinstance(runner, ModelRunner)
+    a, b = [*range(3, 45)], [*range(90, 60, -1)]
+    tables = {"a": [5, 2, 9], "b": [1, 7, 3]}
+    steps = [
+        [("a", a[:40], 0)],
+        [("a", a[:41], 40), ("b", b[:20], 0)],
+        [("b", b[:29], 20), ("a", a[:42], 41)],
+        [("a", [*a, 8], 42), ("b", b[:30], 29)],
+    ]
+    found = []
+    for step in steps:
+        plan = tuple(share(name, tokens, start, tables[name]) for name, tokens, start in step)
+        with torch.inference_mode():
+            hidden = runner.model.hidden_states(runner._batch(plan), runner.caches)
+            found.append(runner.model.logits(hidden))
+        assert len(runner.execute(SchedulerOutput(scheduled=plan)).sampled) == len(plan)
+    return found
+
+
+def relative_error(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((found - wanted).norm() / wanted.norm())
+
+
+@pytest.mark.parametrize(
+    ("cache", "bound"),
+    [
+        ("auto", 4e-3),
+        ("fp8", 1e-2),
+        pytest.param("fp8_e5m2", 1e-2, marks=pytest.mark.slow),
+        pytest.param("k=fp8,v=auto", 1e-2, marks=pytest.mark.slow),
+    ],
+)
+def test_an_engine_on_a_card_computes_what_one_on_a_cpu_computes(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, cache: str, bound: float
+) -> None:
+    wanted = logits_of(open_core(checkpoint, kv_cache_dtype=cache))
+    core = open_on_card(checkpoint, monkeypatch, kv_cache_dtype=cache)
+    found = logits_of(core)
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert relative_error(ours, theirs) < bound
+
+
+def test_packed_linears_get_the_triton_kernel_and_attention_reads_in_place(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = open_on_card(checkpoint, monkeypatch)
+    chosen = core.info.plugin_report["chosen"]
+    assert chosen["linears_per_kernel"]["w4_triton"] == 4  # qkv and gate_up are fused
+    assert set(chosen["linears_per_kernel"]) == {"w4_triton", "dense_torch"}
+    runner = core.runner
+    assert isinstance(runner, ModelRunner)
+    assert isinstance(runner.model, Decoder)
+    backend = runner.model.layers[0].attention.backend
+    assert isinstance(backend, PagedCUDAAttention)
