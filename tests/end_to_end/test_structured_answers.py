@@ -10,6 +10,11 @@ from typing import Any
 import pytest
 
 from ingle import LLM, GrammarSpec, RequestError, SamplingParams
+from ingle_server.schemas.chat import FunctionDefinition
+from ingle_server.tools.forced import calls_grammar
+from ingle_server.tools.formats import JSON
+from ingle_server.tools.parser import ToolCallParser
+from ingle_server.tools.pieces import CallArguments, CallStart
 
 PROMPT = "<|im_start|>user\nDescribe a person as JSON.<|im_end|>\n<|im_start|>assistant\n"
 NAME = {"type": "string", "minLength": 2, "maxLength": 12}
@@ -96,3 +101,27 @@ def test_a_schema_that_cannot_be_followed_is_refused_before_it_runs(llm: LLM) ->
     with pytest.raises(RequestError, match="hiccup"):
         llm.generate([PROMPT], structured({"type": "hiccup"}), use_tqdm=False)
     assert texts(llm, [structured(SCHEMAS[3], temperature=0)])
+
+
+def test_forced_calls_hold_to_their_schemas(llm: LLM) -> None:
+    move = {
+        "type": "object",
+        "properties": {"to": {"$ref": "#/$defs/side"}, "steps": {"type": "integer", "maximum": 9}},
+        "required": ["to", "steps"],
+        "additionalProperties": False,
+        "$defs": {"side": {"enum": ["left", "right"]}},
+    }
+    functions = [FunctionDefinition(name="move", parameters=move), FunctionDefinition(name="stop")]
+    spec = calls_grammar(functions, parallel=False)
+    params = SamplingParams(structured=spec, max_tokens=64, temperature=1.0, seed=5, n=3)
+    for text in texts(llm, [params])[0]:
+        parser = ToolCallParser(JSON, {"move", "stop"}, 1)
+        start, arguments = parser.push(text) + parser.finish()
+        assert isinstance(start, CallStart)
+        assert isinstance(arguments, CallArguments)
+        value = json.loads(arguments.text)
+        if start.name == "move":
+            assert value["to"] in ("left", "right")
+            assert value["steps"] <= 9
+        else:
+            assert value == {}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from itertools import chain
+from typing import Any, Final, Literal
 
 from ingle.errors import RequestError
 
@@ -16,6 +17,28 @@ MIN_TEMPERATURE = 1e-5
 MAX_N = 128
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
+MAX_LOOKBACK = 1024
+_RANGES: Final = (
+    ("top_a", 0.0, 1.0),
+    ("tfs", 0.0, 1.0),
+    ("typical_p", 0.0, 1.0),
+    ("eta_cutoff", 0.0, 10_000.0),
+    ("epsilon_cutoff", 0.0, 10_000.0),
+    ("nsigma", 0.0, None),
+    ("smoothing_factor", 0.0, 100.0),
+    ("smoothing_curve", 1.0, 3.0),
+    ("xtc_threshold", 0.0, 1.0),
+    ("xtc_probability", 0.0, 1.0),
+    ("skew", -10.0, 10.0),
+    ("dynatemp_min", 0.0, 10.0),
+    ("dynatemp_max", 0.0, 10.0),
+    ("dynatemp_exponent", 0.01, 100.0),
+    ("mirostat_tau", 0.0, 100.0),
+    ("mirostat_eta", 0.0, 100.0),
+    ("dry_multiplier", 0.0, 100.0),
+    ("dry_base", 1.0, 10.0),
+)
+"""(name, lowest, highest) of the options that are numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +81,18 @@ class SamplingParams:
         logprobs: Number of likeliest tokens reported per position, 0 to 20; None reports none.
         cache_salt: Requests with different salts never share cached blocks.
         structured: The grammar that the answer follows; None leaves it free.
+        top_a, tfs, typical_p, eta_cutoff, epsilon_cutoff, nsigma: Truncations, see
+            ``docs/samplers.md`` for the formulas of these and the following.
+        smoothing_factor, smoothing_curve: Quadratic reshaping; factor 0 is off.
+        xtc_threshold, xtc_probability: Excluding top choices; probability 0 is off.
+        skew: Above 0 favours unlikely tokens.
+        dynatemp_min, dynatemp_max, dynatemp_exponent: Temperature by entropy; maximum 0 is off.
+        temperature_last: Applies the temperature after the truncations.
+        mirostat_mode, mirostat_tau, mirostat_eta: 2 replaces the truncations by Mirostat 2.
+        no_repeat_ngram_size: No run of so many tokens comes twice; 0 is off.
+        dry_*: DRY repetition penalty; multiplier 0 is off, breakers are token ids.
+        bad_words_token_ids: Token sequences that never appear in the output.
+        allowed_token_ids: The only tokens that may be drawn.
     """
 
     n: int = 1
@@ -80,12 +115,42 @@ class SamplingParams:
     logprobs: int | None = None
     cache_salt: str | None = None
     structured: GrammarSpec | None = None
+    top_a: float = 0.0
+    tfs: float = 1.0
+    typical_p: float = 1.0
+    eta_cutoff: float = 0.0
+    epsilon_cutoff: float = 0.0
+    nsigma: float = 0.0
+    smoothing_factor: float = 0.0
+    smoothing_curve: float = 1.0
+    xtc_threshold: float = 0.1
+    xtc_probability: float = 0.0
+    skew: float = 0.0
+    dynatemp_min: float = 0.0
+    dynatemp_max: float = 0.0
+    dynatemp_exponent: float = 1.0
+    temperature_last: bool = False
+    mirostat_mode: int = 0
+    mirostat_tau: float = 0.0
+    mirostat_eta: float = 0.0
+    no_repeat_ngram_size: int = 0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_sequence_breaker_ids: tuple[int, ...] = ()
+    dry_range: int = 0
+    dry_max_ngram: int = 12
+    dry_max_occurrences: int = 8
+    dry_early_exit_match_len: int = 8
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
         object.__setattr__(self, "stop", tuple(self.stop))
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        _freeze_ids(self)
         _check_integers(self)
         _check_floats(self)
         _check_stop(self)
@@ -100,6 +165,19 @@ def _refuse(param: str, value: Any, wanted: str) -> RequestError:
     shown = repr(value)
     shown = shown if len(shown) <= 80 else shown[:77] + "..."
     return RequestError(f"{param} must be {wanted}, got {shown}.", param=param)
+
+
+def _freeze_ids(params: SamplingParams) -> None:
+    """Lists of ids as tuples."""
+    breakers, words = params.dry_sequence_breaker_ids, params.bad_words_token_ids
+    object.__setattr__(params, "dry_sequence_breaker_ids", tuple(breakers))
+    object.__setattr__(params, "bad_words_token_ids", tuple(tuple(word) for word in words))
+    if not all(params.bad_words_token_ids):
+        raise _refuse("bad_words", (), "non-empty words")
+    if params.allowed_token_ids is not None:
+        object.__setattr__(params, "allowed_token_ids", tuple(params.allowed_token_ids))
+        if not params.allowed_token_ids:
+            raise _refuse("allowed_token_ids", (), "at least one token id")
 
 
 def _check_integer(params: SamplingParams, name: str, low: int, high: int | None) -> None:
@@ -120,6 +198,14 @@ def _check_integers(params: SamplingParams) -> None:
     _check_integer(params, "max_tokens", 0, None)
     _check_integer(params, "min_tokens", 0, None)
     _check_integer(params, "logprobs", 0, MAX_LOGPROBS)
+    _check_integer(params, "no_repeat_ngram_size", 0, MAX_LOOKBACK)
+    _check_integer(params, "dry_allowed_length", 1, MAX_LOOKBACK)
+    _check_integer(params, "dry_range", 0, None)
+    _check_integer(params, "dry_max_ngram", 1, MAX_LOOKBACK)
+    _check_integer(params, "dry_max_occurrences", 1, MAX_LOOKBACK)
+    _check_integer(params, "dry_early_exit_match_len", 1, MAX_LOOKBACK)
+    if params.mirostat_mode not in (0, 2) or isinstance(params.mirostat_mode, bool):
+        raise _refuse("mirostat_mode", params.mirostat_mode, "0 or 2")
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
         raise _refuse("min_tokens", params.min_tokens, f"at most max_tokens ({params.max_tokens})")
 
@@ -142,6 +228,12 @@ def _check_floats(params: SamplingParams) -> None:
     _check_float(params, "repetition_penalty", 0.0, None)
     if params.repetition_penalty == 0:
         raise _refuse("repetition_penalty", params.repetition_penalty, "greater than 0")
+    for name, low, high in _RANGES:
+        _check_float(params, name, low, high)
+    if params.tfs == 0:
+        raise _refuse("tfs", params.tfs, "greater than 0")
+    if params.dynatemp_min > params.dynatemp_max:
+        raise _refuse("dynatemp_min", params.dynatemp_min, "at most dynatemp_max")
     for token_id, bias in params.logit_bias.items():
         if not math.isfinite(bias) or not -100 <= bias <= 100:
             raise _refuse("logit_bias", {token_id: bias}, "from -100 to 100 for every token")
@@ -160,7 +252,13 @@ def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
 
     Ids reach the sampler as indices, so this is the one gate for every field that carries them.
     """
-    fields = {"stop_token_ids": params.stop_token_ids, "logit_bias": tuple(params.logit_bias)}
+    fields = {
+        "stop_token_ids": params.stop_token_ids,
+        "logit_bias": tuple(params.logit_bias),
+        "allowed_token_ids": params.allowed_token_ids or (),
+        "bad_words": tuple(chain.from_iterable(params.bad_words_token_ids)),
+        "dry_sequence_breakers": params.dry_sequence_breaker_ids,
+    }
     for name, ids in fields.items():
         for token_id in ids:
             if not 0 <= token_id < vocab_size:

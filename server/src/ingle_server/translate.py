@@ -11,6 +11,7 @@ from ingle_server.engine_client import ModelInfo
 from ingle_server.errors import ApiError, bad_request, not_supported, shown
 from ingle_server.flight import Prompt
 from ingle_server.schemas.sampling import SamplingFields
+from ingle_server.words import Words
 
 DEFAULT_COMPLETION_TOKENS = 16
 MAX_STOP_STRINGS = 4
@@ -33,8 +34,44 @@ _COPIED = (
     "min_tokens",
     "skip_special_tokens",
     "cache_salt",
+    "allowed_token_ids",
+    "top_a",
+    "tfs",
+    "typical_p",
+    "eta_cutoff",
+    "epsilon_cutoff",
+    "nsigma",
+    "smoothing_factor",
+    "smoothing_curve",
+    "xtc_threshold",
+    "xtc_probability",
+    "skew",
+    "dynatemp_min",
+    "dynatemp_max",
+    "dynatemp_exponent",
+    "temperature_last",
+    "mirostat_mode",
+    "mirostat_tau",
+    "mirostat_eta",
+    "no_repeat_ngram_size",
+    "dry_multiplier",
+    "dry_base",
+    "dry_allowed_length",
+    "dry_range",
+    "dry_max_ngram",
+    "dry_max_occurrences",
+    "dry_early_exit_match_len",
 )
 """Fields that ``SamplingParams`` knows under the same name and whose ranges it checks."""
+
+_ALIASES = (
+    ("typical", "typical_p"),
+    ("top_n_sigma", "nsigma"),
+    ("dynatemp_low", "dynatemp_min"),
+    ("dynatemp_high", "dynatemp_max"),
+    ("dry_penalty_last_n", "dry_range"),
+)
+"""(other engines' name, ours); ours wins when both are given."""
 
 
 def check_fields(fields: SamplingFields, info: ModelInfo) -> None:
@@ -47,7 +84,7 @@ def check_fields(fields: SamplingFields, info: ModelInfo) -> None:
     _check_stream_options(fields)
     _check_stop(fields)
     _check_cache_salt(fields.cache_salt)
-    _check_unsupported(fields, info)
+    _check_unsupported(fields)
     if fields.truncate_prompt_tokens is not None:
         _check_truncation(fields.truncate_prompt_tokens, info)
     params = sampling_params(fields, info, max_tokens=None, logprobs=None)
@@ -61,6 +98,7 @@ def sampling_params(
     max_tokens: int | None,
     logprobs: int | None,
     structured: GrammarSpec | None = None,
+    words: Words | None = None,
 ) -> SamplingParams:
     """The engine's parameters. The model's generation defaults stand where the client says nothing.
 
@@ -68,6 +106,9 @@ def sampling_params(
         RequestError: 400.
     """
     values: dict[str, Any] = dict(info.generation_defaults)
+    for alias, name in _ALIASES:
+        if getattr(fields, alias) is not None:
+            values[name] = getattr(fields, alias)
     for name in _COPIED:
         value = getattr(fields, name)
         if value is not None:
@@ -77,6 +118,9 @@ def sampling_params(
     values["stop"] = _stop_strings(fields.stop)
     values["stop_token_ids"] = tuple(fields.stop_token_ids or ())
     values["logit_bias"] = _logit_bias(fields.logit_bias)
+    if words is not None:
+        values["bad_words_token_ids"] = words.bad
+        values["dry_sequence_breaker_ids"] = words.breakers
     return SamplingParams(**values, max_tokens=max_tokens, logprobs=logprobs, structured=structured)
 
 
@@ -128,7 +172,7 @@ def _check_truncation(value: int, info: ModelInfo) -> None:
         )
 
 
-def _check_unsupported(fields: SamplingFields, info: ModelInfo) -> None:
+def _check_unsupported(fields: SamplingFields) -> None:
     if fields.prompt_embeds is not None:
         raise bad_request(
             "prompt_embeds is refused: tensors are not taken from clients.", "prompt_embeds"
@@ -137,22 +181,6 @@ def _check_unsupported(fields: SamplingFields, info: ModelInfo) -> None:
         raise not_supported("use_beam_search", "Beam search")
     if fields.prompt_logprobs is not None:
         raise not_supported("prompt_logprobs", "Logprobs of the prompt")
-    if fields.bad_words:
-        raise not_supported("bad_words", "Banning words")
-    if fields.allowed_token_ids is not None:
-        _check_allowed(fields.allowed_token_ids, info)
-
-
-def _check_allowed(ids: list[int], info: ModelInfo) -> None:
-    name = "allowed_token_ids"
-    if not ids:
-        raise bad_request(f"{name} must not be empty.", name)
-    for token_id in ids:
-        if not 0 <= token_id < info.vocab_size:
-            raise bad_request(
-                f"{name} must hold token ids from 0 to {info.vocab_size - 1}, got {token_id}.", name
-            )
-    raise not_supported(name, "Allowing only some tokens")
 
 
 def check_logprobs(name: str, value: int | None) -> None:

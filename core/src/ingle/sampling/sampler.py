@@ -15,18 +15,9 @@ from ingle.errors import RequestError
 from ingle.request import SamplingParams, TokenLogprob
 from ingle.sampling.grammar import GrammarCompiler
 from ingle.sampling.grammar_states import GrammarState, GrammarStates
-from ingle.sampling.stages import (
-    BarTokens,
-    CountPenalties,
-    History,
-    LogitBias,
-    MinP,
-    RepetitionPenalty,
-    Stage,
-    Temperature,
-    TopK,
-    TopP,
-)
+from ingle.sampling.mirostat import MirostatStates, surprise_bits
+from ingle.sampling.pipeline import stages_for
+from ingle.sampling.stages import History
 from ingle.sampling.uniform import uniform
 
 
@@ -56,36 +47,6 @@ class DrawnToken:
     error: str | None = None
 
 
-def stages_for(params: SamplingParams, eos_token_ids: Sequence[int]) -> tuple[Stage, ...]:
-    """The stages a request needs, in order: bars, bias, penalties, temperature, truncation."""
-    stages: list[Stage] = []
-    barred = (*(() if params.ignore_eos else eos_token_ids), *params.stop_token_ids)
-    if params.min_tokens and barred:
-        stages.append(BarTokens(tuple(barred), params.min_tokens))
-    if params.logit_bias:
-        stages.append(LogitBias(params.logit_bias))
-    if params.repetition_penalty != 1:
-        stages.append(RepetitionPenalty(params.repetition_penalty))
-    if params.presence_penalty or params.frequency_penalty:
-        stages.append(CountPenalties(params.presence_penalty, params.frequency_penalty))
-    if not params.greedy:
-        stages.extend(_random_stages(params))
-    return tuple(stages)
-
-
-def _random_stages(params: SamplingParams) -> list[Stage]:
-    stages: list[Stage] = []
-    if params.temperature != 1:
-        stages.append(Temperature(params.temperature))
-    if params.top_k > 0:
-        stages.append(TopK(params.top_k))
-    if params.top_p < 1:
-        stages.append(TopP(params.top_p))
-    if params.min_p > 0:
-        stages.append(MinP(params.min_p))
-    return stages
-
-
 class Sampler:
     """Draws tokens for a batch of rows; each row as if it were alone.
 
@@ -99,6 +60,7 @@ class Sampler:
     ) -> None:
         self._eos_token_ids = tuple(eos_token_ids)
         self._grammar_states = GrammarStates(grammars)
+        self._mirostat_states = MirostatStates()
 
     def __call__(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[DrawnToken]:
         """``logits`` float32 [R, V], overwritten, to one token per row."""
@@ -113,6 +75,7 @@ class Sampler:
             else:
                 drawn.append(self._draw(logits[index], row, greedy[index]))
         self._grammar_states.trim(len(rows))
+        self._mirostat_states.trim(len(rows))
         return drawn
 
     def _draw_structured(self, logits: torch.Tensor, row: SamplingRow) -> DrawnToken:
@@ -135,7 +98,7 @@ class Sampler:
     ) -> DrawnToken:
         params = row.params
         raw = logits.log_softmax(-1) if params.logprobs is not None else None
-        stages = stages_for(params, self._eos_token_ids)
+        stages = stages_for(params, self._eos_token_ids, row.seed)
         if grammar is not None:
             logits = grammar.bar(logits)
             if grammar.matcher.is_stopped():
@@ -143,14 +106,24 @@ class Sampler:
         for stage in stages:
             logits = stage(logits, row.history)
         if not params.greedy:
-            position = len(row.history.output_token_ids)
-            token_id = _pick(logits, uniform(row.seed, position))
+            token_id = self._pick(logits, row)
         else:
             token_id = int(logits.argmax()) if stages or grammar is not None else greedy
         if not math.isfinite(float(logits[token_id])):
             return DrawnToken(error="every token is barred by this request's own options")
         logprob = None if raw is None else token_logprob(raw, token_id, params.logprobs or 0)
         return DrawnToken(token_id=token_id, logprob=logprob)
+
+    def _pick(self, logits: torch.Tensor, row: SamplingRow) -> int:
+        number = uniform(row.seed, len(row.history.output_token_ids))
+        if not row.params.mirostat_mode:
+            return _pick(logits, number)
+        states, tau = self._mirostat_states, row.params.mirostat_tau
+        limit = states.limit(row.sequence_id, tau, row.history)
+        token_id = _pick(limit(logits.clone(), row.history), number)
+        surplus = surprise_bits(logits, token_id) - tau
+        states.saw(row.sequence_id, limit.mu, row.params.mirostat_eta * surplus)
+        return token_id
 
 
 def _pick(logits: torch.Tensor, number: float) -> int:

@@ -35,6 +35,7 @@ from ingle_server.translate import (
     sampling_params,
     token_budget,
 )
+from ingle_server.words import words_of
 
 _DECODER = msgspec.json.Decoder(ChatCompletionRequest)
 
@@ -127,6 +128,7 @@ def _take_off(
         max_tokens=max_tokens,
         logprobs=logprobs,
         structured=None if wanted is None else wanted.grammar,
+        words=words_of(service.engine, body),
     )
     if service.reading.needs_special_tokens(tool_plan(body)):
         params = replace(params, skip_special_tokens=False)

@@ -31,6 +31,7 @@ from ingle_server.translate import (
     sampling_params,
     token_budget,
 )
+from ingle_server.words import words_of
 
 MAX_BEST_OF = 20
 
@@ -111,6 +112,7 @@ def _take_off(
         max_tokens=max_tokens,
         logprobs=body.logprobs,
         structured=None if wanted is None else wanted.grammar,
+        words=words_of(service.engine, body),
     )
     return service.take_off("cmpl", prompts, params)
 

@@ -68,9 +68,46 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
 
-    # Not supported yet.
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
+
+    # Aphrodite's samplers.
+    top_a: float | None = None
+    tfs: float | None = None
+    typical_p: float | None = None
+    eta_cutoff: float | None = None
+    epsilon_cutoff: float | None = None
+    nsigma: float | None = None
+    smoothing_factor: float | None = None
+    smoothing_curve: float | None = None
+    xtc_threshold: float | None = None
+    xtc_probability: float | None = None
+    skew: float | None = None
+    dynatemp_min: float | None = None
+    dynatemp_max: float | None = None
+    dynatemp_exponent: float | None = None
+    temperature_last: bool | None = None
+    mirostat_mode: int | None = None
+    mirostat_tau: float | None = None
+    mirostat_eta: float | None = None
+    no_repeat_ngram_size: int | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    dry_sequence_breakers: str | list[str] | None = None
+    dry_range: int | None = None
+    dry_max_ngram: int | None = None
+    dry_max_occurrences: int | None = None
+    dry_early_exit_match_len: int | None = None
+
+    # The same under names that other engines gave them.
+    typical: float | None = None
+    top_n_sigma: float | None = None
+    dynatemp_low: float | None = None
+    dynatemp_high: float | None = None
+    dry_penalty_last_n: int | None = None
+
+    # Not supported yet.
     prompt_logprobs: int | None = None
     use_beam_search: bool | None = None
     prompt_embeds: Any = None
