@@ -51,6 +51,7 @@ class AsyncEngineClient:
                 if info.generation_defaults.get(name) is not None
             },
             has_chat_template=self._template.available,
+            memory_report=info.memory_report,
         )
 
     @property

@@ -22,6 +22,7 @@ class ModelInfo:
             ``max_model_len`` cannot fit, and is refused before it is tokenised.
         generation_defaults: Sampling parameters from ``generation_config.json``.
         has_chat_template: Whether chats can be served.
+        memory_report: Memory predicted and measured, one line; empty when not known.
     """
 
     name: str
@@ -30,6 +31,7 @@ class ModelInfo:
     max_token_chars: int = 64
     generation_defaults: Mapping[str, int | float] = field(default_factory=dict)
     has_chat_template: bool = True
+    memory_report: str = ""
 
 
 class HistogramData(Protocol):

@@ -3,8 +3,9 @@ meet."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -22,16 +23,24 @@ from ingle.engine.block_manager import BlockManager
 from ingle.engine.decode_compiler import decode_compiler
 from ingle.engine.device import choose_device, choose_dtype
 from ingle.engine.engine_core import EngineCore
+from ingle.engine.fit_inputs import DENSE, block_bytes, weigh_checkpoint
 from ingle.engine.info import EngineInfo
 from ingle.engine.kernel_choice import KernelChooser
 from ingle.engine.memory import (
     CachePlan,
     allocate_caches,
     available_bytes,
-    cache_budget,
-    geometries,
+    held_bytes,
     load_cache_scales,
+    memory_report,
     plan_cache,
+)
+from ingle.engine.memory_plan import (
+    MemoryPlan,
+    cache_limit,
+    place_embeddings,
+    plan_memory,
+    usable_on_card,
 )
 from ingle.engine.model_runner import ModelRunner
 from ingle.engine.scheduler import Scheduler, SchedulerLimits
@@ -45,8 +54,7 @@ from ingle.registry.loader import load_plugins
 from ingle.registry.plugin_registry import PluginRegistry
 from ingle.sampling.sampler import Sampler
 
-DENSE = "dense"
-"""Core's own format: it also reads what a quantised checkpoint leaves unquantised."""
+logger = logging.getLogger("ingle.engine")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,12 +84,15 @@ def build_engine_core(config: EngineConfig) -> EngineCore:
     with LoadProgress(path) as progress:
         opened = choose_parts(config, path, progress.checkpoint)
         tokenizer = load_tokenizer(config.tokenizer or path)
-        plan = _plan_cache(config, opened)
-        model, kernels = _load_model(opened, plan, config.max_num_batched_tokens)
+        before = held_bytes(opened.device)
+        memory, plan = _plan(config, opened)
+        model, kernels = _load_model(config, opened, memory, plan)
         runner = _runner(opened, plan, model)
         report = progress.report()
         progress.checkpoint.close()
-    info = _info(config, opened, plan, kernels, report)
+    measured = memory_report(memory, plan, before, held_bytes(opened.device))
+    logger.info(measured)
+    info = replace(_info(config, opened, plan, kernels, report), memory_report=measured)
     core = EngineCore(
         _scheduler(config, opened.model, plan),
         runner,
@@ -113,28 +124,47 @@ def choose_parts(config: EngineConfig, path: Path, checkpoint: Checkpoint) -> Op
     )
 
 
-def _plan_cache(config: EngineConfig, opened: Opened) -> CachePlan:
-    pairs = zip(
-        opened.cache_formats,
-        geometries(opened.model, config.block_size, opened.dtype),
-        strict=True,
+def _plan(config: EngineConfig, opened: Opened) -> tuple[MemoryPlan, CachePlan]:
+    """The memory plan from headers, and the cache that fits what is free now."""
+    device, model = opened.device, opened.model
+    registry, dtype = opened.registry, opened.dtype
+    plan = plan_memory(
+        config,
+        model,
+        weigh_checkpoint(opened.info, model, opened.chosen.format, registry, dtype),
+        block_bytes(model, opened.cache_formats, config, dtype),
+        dtype.itemsize,
+        device.type,
     )
-    layer_bytes = sum(form.bytes_per_block(geometry) for form, geometry in pairs)
-    free = available_bytes(opened.device) - opened.checkpoint.total_bytes
-    budget = cache_budget(config, opened.device, free)
-    block_bytes = layer_bytes * opened.model.num_layers
-    return plan_cache(config, opened.model, opened.device, block_bytes, budget)
+    usable = available_bytes(device)
+    if device.type == "cuda":
+        # The context is on the card by now, so what is free does not include it.
+        plan = replace(plan, context_bytes=0)
+        usable = usable_on_card(config, device.total_memory, usable)
+        plan = place_embeddings(config, plan, model, usable)
+    budget = cache_limit(config, plan, usable, device.type)
+    return plan, plan_cache(config, model, plan, budget, device.type)
 
 
-def _load_model(opened: Opened, plan: CachePlan, max_rows: int) -> tuple[Decoder, dict[str, int]]:
+def _load_model(
+    config: EngineConfig, opened: Opened, memory: MemoryPlan, plan: CachePlan
+) -> tuple[Decoder, dict[str, int]]:
     """The model, and how many linears each kernel serves."""
     selector = KernelSelector(
         opened.registry.matmul_kernels(opened.device),
         opened.registry.self_checks,
         opened.chosen.format.max_relative_error,
     )
+    max_rows = config.max_num_batched_tokens
     chooser = KernelChooser(selector, opened.device, opened.dtype, max_rows)
-    source = WeightSource(opened.checkpoint, _loaders(opened), chooser, opened.dtype, opened.device)
+    source = WeightSource(
+        opened.checkpoint,
+        _loaders(opened),
+        chooser,
+        opened.dtype,
+        opened.device,
+        embeddings_on_host=memory.embeddings_on_host,
+    )
     model = build_decoder(opened.model, source, _backend(opened), plan.max_model_len)
     return model, dict(chooser.counts)
 

@@ -122,7 +122,11 @@ class Model(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoder:
-    """The whole model. Everything it needs for a step comes as an argument."""
+    """The whole model. Everything it needs for a step comes as an argument.
+
+    Attributes:
+        embedding: [V, E]; may stay in host memory when the rest is on a card.
+    """
 
     embedding: torch.Tensor
     layers: tuple[DecoderLayer, ...]
@@ -132,7 +136,8 @@ class Decoder:
 
     def hidden_states(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> torch.Tensor:
         """The last layer's output before the final norm, [T, E]; writes ``caches``."""
-        x = self.embedding[batch.token_ids]
+        token_ids = batch.token_ids
+        x = self.embedding[token_ids.to(self.embedding.device)].to(token_ids.device)
         turn = self.rotary.at(batch.positions)
         for layer, cache in zip(self.layers, caches, strict=True):
             x = layer(x, turn, cache, batch)
