@@ -97,11 +97,13 @@ def _context(question: Question, before: Verdict) -> Iterator[Suggestion]:
 
 
 def _smaller_caches(question: Question) -> list[Question]:
-    """The question with every cache format that is smaller, the largest of them first."""
+    """The question with a smaller cache format, one of each size, the largest of them first."""
     sizes = question.block_bytes
     now = sizes[question.cache_format]
-    smaller = sorted((n for n in sizes if sizes[n] < now), key=lambda n: (-sizes[n], n))
-    return [replace(question, cache_format=name) for name in smaller]
+    smaller = {sizes[name]: name for name in sorted(sizes, reverse=True) if sizes[name] < now}
+    return [
+        replace(question, cache_format=name) for _, name in sorted(smaller.items(), reverse=True)
+    ]
 
 
 def _cache(question: Question) -> Suggestion:
