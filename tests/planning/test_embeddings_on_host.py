@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from ingle.attention.metadata import ForwardBatch
-from ingle.model.decoder import Decoder
+from ingle.model.decoder import look_up
 from ingle.model.weights import WeightSource
 from ingle.plugin.device import DeviceInfo
 from ingle.testing.checkpoint import MemoryReader
@@ -41,13 +39,5 @@ def test_rows_are_looked_up_where_the_table_is_and_go_where_the_tokens_are() -> 
             return self.as_subclass(torch.Tensor)
 
     token_ids = torch.tensor([5, 0]).as_subclass(Ids)
-    rotary: Any = SimpleNamespace(at=lambda positions: None)
-    decoder = Decoder(embedding=TABLE, layers=(), norm=rotary, lm_head=rotary, rotary=rotary)
-    batch = ForwardBatch(
-        token_ids=token_ids,
-        positions=torch.tensor([0, 1]),
-        slot_mapping=torch.tensor([0, 1]),
-        spans=(),
-    )
-    assert torch.equal(decoder.hidden_states(batch, ()), TABLE[[5, 0]])
+    assert torch.equal(look_up(TABLE, token_ids), TABLE[[5, 0]])
     assert moves == [TABLE.device]

@@ -136,8 +136,7 @@ class Decoder:
 
     def hidden_states(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> torch.Tensor:
         """The last layer's output before the final norm, [T, E]; writes ``caches``."""
-        token_ids = batch.token_ids
-        x = self.embedding[token_ids.to(self.embedding.device)].to(token_ids.device)
+        x = look_up(self.embedding, batch.token_ids)
         turn = self.rotary.at(batch.positions)
         for layer, cache in zip(self.layers, caches, strict=True):
             x = layer(x, turn, cache, batch)
@@ -146,3 +145,9 @@ class Decoder:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """``hidden`` [R, E] of the rows that need logits to float32 [R, V]."""
         return self.lm_head(self.norm(hidden)).float()
+
+
+def look_up(embedding: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+    """Rows of ``embedding`` [V, E] for ``token_ids`` [T], read where the table is: [T, E] on the
+    tokens' device."""
+    return embedding[token_ids.to(embedding.device)].to(token_ids.device)
