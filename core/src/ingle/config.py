@@ -15,6 +15,8 @@ from ingle.errors import ConfigError
 
 DType = Literal["auto", "float32", "float16", "half", "bfloat16", "float"]
 Device = Literal["auto", "cpu", "cuda"]
+OnMemory = Literal["error", "shrink"]
+EmbeddingDevice = Literal["auto", "device", "host"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +37,12 @@ class EngineConfig:
         device: Where to run; ``auto`` takes CUDA when there is a card.
         max_model_len: Tokens per sequence, prompt and output together: a number, ``8k``, or
             ``auto`` for as much as model and memory allow.
-        gpu_memory_utilization: Share of the card's memory to use, 0 to 1.
+        on_memory: When the context asked for does not fit: ``error`` says what would, ``shrink``
+            takes the longest that fits and says so.
+        embedding_device: Where token embeddings live; ``auto`` moves them to host memory when a
+            model fits its card only so.
+        gpu_memory_utilization: Share of the card's memory to use, 0 to 1; without it everything
+            that is free but a reserve of 0.25 GiB.
         kv_cache_memory_bytes: Exact size of the KV cache (``512MiB``, ``4GiB`` or bytes); decides
             the number of blocks instead of ``gpu_memory_utilization``.
         max_num_seqs: Sequences computed together at most.
@@ -61,7 +68,9 @@ class EngineConfig:
     dtype: DType = "auto"
     device: Device = "auto"
     max_model_len: int | str = "auto"
-    gpu_memory_utilization: float = 0.9
+    on_memory: OnMemory = "error"
+    embedding_device: EmbeddingDevice = "auto"
+    gpu_memory_utilization: float | None = None
     kv_cache_memory_bytes: int | str | None = None
     max_num_seqs: int = 32
     max_num_batched_tokens: int = 2048
@@ -81,10 +90,10 @@ class EngineConfig:
             object.__setattr__(self, "kv_cache_memory_bytes", value)
         for name in ("hf_overrides", "rope_scaling"):
             parse_object(f"--{name.replace('_', '-')}", getattr(self, name))
-        if not 0 < self.gpu_memory_utilization <= 1:
+        share = self.gpu_memory_utilization
+        if share is not None and not 0 < share <= 1:
             raise ConfigError(
-                "--gpu-memory-utilization must be above 0 and at most 1, "
-                f"got {self.gpu_memory_utilization}."
+                f"--gpu-memory-utilization must be above 0 and at most 1, got {share}."
             )
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_queue_len"):
             _require_positive(name, getattr(self, name))

@@ -52,6 +52,7 @@ class AsyncEngineClient:
             },
             has_chat_template=self._template.available,
             chat_template=self._template.source,
+            memory_report=info.memory_report,
         )
 
     @property

@@ -23,6 +23,7 @@ class ModelInfo:
         generation_defaults: Sampling parameters from ``generation_config.json``.
         has_chat_template: Whether chats can be served.
         chat_template: Its source, which shows how the model writes calls; "" when not known.
+        memory_report: Memory predicted and measured, one line; empty when not known.
     """
 
     name: str
@@ -32,6 +33,7 @@ class ModelInfo:
     generation_defaults: Mapping[str, int | float] = field(default_factory=dict)
     has_chat_template: bool = True
     chat_template: str = ""
+    memory_report: str = ""
 
 
 class HistogramData(Protocol):

@@ -27,9 +27,11 @@ def ready_text(service: Service, sock: socket.socket, seconds: float) -> str:
         else '"prompt": "The capital of France is"'
     )
     names = ", ".join(service.names)
+    report = f"{info.memory_report}\n" if info.memory_report else ""
     return (
         f"Ready: {url}/v1 serves {names} with a context of {info.max_model_len} tokens.\n"
         f"Started in {seconds:.1f} s{_memory()}.\n"
+        f"{report}"
         f"Try: curl {url}/v1/{path}{key} -H 'Content-Type: application/json' "
         f'-d \'{{"model": "{service.names[0]}", {ask}}}\''
     )

@@ -57,6 +57,26 @@ def resolve_model(model: str, revision: str | None = None) -> Path:
     return path
 
 
+def find_model(model: str, revision: str | None = None) -> Path:
+    """The model's folder, if it is on this machine already; nothing is downloaded.
+
+    Raises:
+        CheckpointError: When it is neither a folder nor in the hub's cache here.
+    """
+    folder = Path(model).expanduser()
+    if folder.exists() or not _HUB_ID.fullmatch(model):
+        return resolve_model(model, revision)
+    from huggingface_hub import errors, snapshot_download
+
+    try:
+        return Path(snapshot_download(model, revision=revision, local_files_only=True))
+    except (errors.LocalEntryNotFoundError, errors.HFValidationError) as error:
+        raise CheckpointError(
+            f"{model} is no folder, and not in the hub's cache here; only headers are read, but "
+            f"they have to be there. Download it first: hf download {model}"
+        ) from error
+
+
 def _download(model: str, revision: str | None) -> Path:
     from huggingface_hub import errors, snapshot_download
 

@@ -15,6 +15,7 @@ ENTRY_POINT_GROUP: Final = "ingle.commands"
 _CORE: Final = {
     "generate": "ingle.cli.generate:generate",
     "chat": "ingle.cli.chat:chat",
+    "fit": "ingle.cli.fit:fit",
     "plugins": "ingle.cli.plugins:plugins",
     "bench": "ingle.cli.bench:bench",
     "demo-model": "ingle.cli.demo_model:demo_model",

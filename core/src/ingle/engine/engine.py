@@ -3,34 +3,43 @@ meet."""
 
 from __future__ import annotations
 
+import logging
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 
-from ingle.checkpoint.config_overrides import override_config
 from ingle.checkpoint.generation_defaults import load_generation_defaults
 from ingle.checkpoint.hub import resolve_model
 from ingle.checkpoint.load_report import LoadProgress, LoadReport
 from ingle.checkpoint.model_config import ModelConfig, load_model_config
 from ingle.checkpoint.safetensors import Checkpoint
 from ingle.checkpoint.tokenizer import load_tokenizer
-from ingle.config import EngineConfig, parse_object
+from ingle.config import EngineConfig
 from ingle.engine.attention_choice import AttentionNeeds, BackendMaker, choose_attention
 from ingle.engine.block_manager import BlockManager
 from ingle.engine.decode_compiler import decode_compiler
 from ingle.engine.device import choose_device, choose_dtype
 from ingle.engine.engine_core import EngineCore
+from ingle.engine.fit_inputs import DENSE, block_bytes, overridden, weigh_checkpoint
 from ingle.engine.info import EngineInfo
 from ingle.engine.kernel_choice import KernelChooser
 from ingle.engine.memory import (
     CachePlan,
     allocate_caches,
     available_bytes,
-    cache_budget,
     geometries,
+    held_bytes,
     load_cache_scales,
+    memory_report,
     plan_cache,
+)
+from ingle.engine.memory_plan import (
+    MemoryPlan,
+    cache_limit,
+    place_embeddings,
+    plan_memory,
+    usable_on_card,
 )
 from ingle.engine.model_runner import ModelRunner
 from ingle.engine.scheduler import Scheduler, SchedulerLimits
@@ -45,8 +54,7 @@ from ingle.registry.plugin_registry import PluginRegistry
 from ingle.sampling.grammar import GrammarCompiler
 from ingle.sampling.sampler import Sampler
 
-DENSE = "dense"
-"""Core's own format: it also reads what a quantised checkpoint leaves unquantised."""
+logger = logging.getLogger("ingle.engine")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,15 +84,18 @@ def build_engine_core(config: EngineConfig) -> EngineCore:
     with LoadProgress(path) as progress:
         opened = choose_parts(config, path, progress.checkpoint)
         tokenizer = load_tokenizer(config.tokenizer or path)
-        plan = _plan_cache(config, opened)
-        model, kernels = _load_model(opened, plan, config.max_num_batched_tokens)
+        before = held_bytes(opened.device)
+        memory, plan = _plan(config, opened)
+        model, kernels = _load_model(config, opened, memory, plan)
         grammars = GrammarCompiler(
             tokenizer.to_json, opened.model.vocab_size, opened.model.eos_token_ids
         )
         runner = _runner(opened, plan, model, grammars)
         report = progress.report()
         progress.checkpoint.close()
-    info = _info(config, opened, plan, kernels, report)
+    measured = memory_report(memory, plan, before, held_bytes(opened.device))
+    logger.info(measured)
+    info = replace(_info(config, opened, plan, kernels, report), memory_report=measured)
     core = EngineCore(
         _scheduler(config, opened.model, plan),
         runner,
@@ -101,7 +112,7 @@ def build_engine_core(config: EngineConfig) -> EngineCore:
 
 def choose_parts(config: EngineConfig, path: Path, checkpoint: Checkpoint) -> Opened:
     """Chooses formats, device and dtype for a checkpoint; reads headers only."""
-    info = _overridden(config, checkpoint.info())
+    info = overridden(config, checkpoint.info())
     model = load_model_config(path, info)
     device = choose_device(config.device)
     registry = load_plugins(config.disable_plugin, config.strict_plugins)
@@ -117,35 +128,47 @@ def choose_parts(config: EngineConfig, path: Path, checkpoint: Checkpoint) -> Op
     )
 
 
-def _overridden(config: EngineConfig, info: CheckpointInfo) -> CheckpointInfo:
-    """``info`` with what the user says in place of config.json."""
-    changes = parse_object("--hf-overrides", config.hf_overrides)
-    scaling = parse_object("--rope-scaling", config.rope_scaling)
-    return replace(info, hf_config=override_config(info.hf_config, changes, scaling))
-
-
-def _plan_cache(config: EngineConfig, opened: Opened) -> CachePlan:
-    pairs = zip(
-        opened.cache_formats,
-        geometries(opened.model, config.block_size, opened.dtype),
-        strict=True,
+def _plan(config: EngineConfig, opened: Opened) -> tuple[MemoryPlan, CachePlan]:
+    """The memory plan from headers, and the cache that fits what is free now."""
+    device, model = opened.device, opened.model
+    registry, dtype = opened.registry, opened.dtype
+    plan = plan_memory(
+        config,
+        model,
+        weigh_checkpoint(opened.info, model, opened.chosen.format, registry, dtype),
+        block_bytes(model, opened.cache_formats, config, dtype),
+        dtype.itemsize,
+        device.type,
     )
-    layer_bytes = sum(form.bytes_per_block(geometry) for form, geometry in pairs)
-    free = available_bytes(opened.device) - opened.checkpoint.total_bytes
-    budget = cache_budget(config, opened.device, free)
-    block_bytes = layer_bytes * opened.model.num_layers
-    return plan_cache(config, opened.model, opened.device, block_bytes, budget)
+    usable = available_bytes(device)
+    if device.type == "cuda":
+        # The context is on the card by now, so what is free does not include it.
+        plan = replace(plan, context_bytes=0)
+        usable = usable_on_card(config, device.total_memory, usable)
+        plan = place_embeddings(config, plan, model, usable)
+    budget = cache_limit(config, plan, usable, device.type)
+    return plan, plan_cache(config, model, plan, budget, device.type)
 
 
-def _load_model(opened: Opened, plan: CachePlan, max_rows: int) -> tuple[Decoder, dict[str, int]]:
+def _load_model(
+    config: EngineConfig, opened: Opened, memory: MemoryPlan, plan: CachePlan
+) -> tuple[Decoder, dict[str, int]]:
     """The model, and how many linears each kernel serves."""
     selector = KernelSelector(
         opened.registry.matmul_kernels(opened.device),
         opened.registry.self_checks,
         opened.chosen.format.max_relative_error,
     )
+    max_rows = config.max_num_batched_tokens
     chooser = KernelChooser(selector, opened.device, opened.dtype, max_rows)
-    source = WeightSource(opened.checkpoint, _loaders(opened), chooser, opened.dtype, opened.device)
+    source = WeightSource(
+        opened.checkpoint,
+        _loaders(opened),
+        chooser,
+        opened.dtype,
+        opened.device,
+        embeddings_on_host=memory.embeddings_on_host,
+    )
     model = build_decoder(opened.model, source, _backend(opened, plan), plan.max_model_len)
     return model, dict(chooser.counts)
 

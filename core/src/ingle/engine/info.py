@@ -26,6 +26,7 @@ class EngineInfo:
         generation_defaults: Sampling parameters from ``generation_config.json``.
         load_report: What was loaded, in how many seconds, at how many GB/s.
         load_seconds: How long loading took, or None.
+        memory_report: What was predicted to be taken by weights and cache, and what was.
     """
 
     model: str
@@ -41,3 +42,4 @@ class EngineInfo:
     generation_defaults: Mapping[str, Any] = field(default_factory=dict)
     load_report: str = ""
     load_seconds: float | None = None
+    memory_report: str = ""

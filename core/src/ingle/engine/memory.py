@@ -1,34 +1,32 @@
-"""Sizes the KV cache from memory, before it is allocated. All sizes in bytes."""
+"""Sizes the KV cache from memory, before it is allocated. All sizes in bytes.
+
+The arithmetic is in ``memory_plan.py``; here it meets the device.
+"""
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from ingle.attention.layer_cache import LayerCache
 from ingle.checkpoint.model_config import ModelConfig
 from ingle.config import EngineConfig
-from ingle.errors import CapacityError, ConfigError
+from ingle.engine.host_memory import available_host_bytes, resident_host_bytes
+from ingle.engine.memory_plan import GIB, MIB, MemoryPlan, length_limit
+from ingle.errors import CapacityError
 from ingle.plugin.checkpoint import TensorReader
 from ingle.plugin.device import DeviceInfo
 from ingle.plugin.kv_cache import KVCacheFormat, KVCacheGeometry
 
-GIB = 1024**3
-CPU_CACHE_LIMIT = 4 * GIB
-"""Default ceiling of the cache on a CPU, as other engines have it; --kv-cache-memory-bytes lifts
-it."""
-CPU_CACHE_SHARE = 0.4
-"""Share of a CPU machine's available memory the cache may take by default."""
+logger = logging.getLogger("ingle.engine")
+
 CPU_CACHE_SEQUENCES = 4
 """Sequences of full length the cache holds by default on a CPU, where memory is the whole
 machine's: room for a few dozen chats and their prefixes."""
-CUDA_WORKSPACE = GIB
-"""Left on a card for activations and workspace: a chunk of 2,048 tokens of an 8B model's widest
-layer in 16 bit is about 0.1 GiB, several of which live at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,81 +72,110 @@ def available_bytes(device: DeviceInfo) -> int:
     """Memory free for use right now."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device.index)[0])
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 8 * GIB
+    return available_host_bytes()
 
 
-def cache_budget(config: EngineConfig, device: DeviceInfo, free: int) -> int:
-    """Bytes the cache may take: what was asked for, else a share of what is free."""
-    if config.kv_cache_memory_bytes is not None:
-        return int(config.kv_cache_memory_bytes)
-    if device.type == "cpu":
-        return min(CPU_CACHE_LIMIT, int(free * CPU_CACHE_SHARE))
-    reserve = int(device.total_memory * (1 - config.gpu_memory_utilization))
-    return max(0, free - reserve - CUDA_WORKSPACE)
+def held_bytes(device: DeviceInfo) -> int | None:
+    """Memory that is taken: by this process on a CPU, by everybody on a card. Only differences
+    mean anything. None where the system does not say."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device.index)
+        return int(total - free)
+    return resident_host_bytes()
 
 
 def plan_cache(
-    config: EngineConfig,
-    model: ModelConfig,
-    device: DeviceInfo,
-    block_bytes: int,
-    budget: int,
+    config: EngineConfig, model: ModelConfig, plan: MemoryPlan, budget: int, device_type: str
 ) -> CachePlan:
     """Blocks and context length that fit ``budget``.
 
+    A context that was asked for and does not fit is an error, or with ``--on-memory shrink``
+    becomes the longest that does; ``auto`` shrinks in any case.
+
     Raises:
         ConfigError: When ``--max-model-len`` is more than the model can take.
-        CapacityError: When the context asked for does not fit.
+        CapacityError: When the context asked for does not fit, or none does.
     """
-    size = config.block_size
-    limit = _length_limit(config, model)
-    fitting = budget // block_bytes - 1
-    wanted = -(-limit // size)
-    if fitting < 1 or (fitting < wanted and config.max_model_len != "auto"):
-        raise CapacityError(_too_small(limit, block_bytes, budget, fitting * size, wanted))
-    max_model_len = min(limit, fitting * size)
+    limit = length_limit(config, model)
+    fitting = plan.longest(max(0, budget))
+    exact = config.max_model_len != "auto" and config.on_memory == "error"
+    if not fitting or (fitting < limit and exact):
+        raise CapacityError(_too_small(config, limit, plan, budget, fitting))
+    max_model_len = min(limit, fitting)
+    if max_model_len < limit and config.max_model_len != "auto":
+        logger.warning(
+            "A context of %d tokens does not fit: SHRUNK TO %d (--on-memory shrink).",
+            limit,
+            max_model_len,
+        )
+    usable = fitting // plan.block_size
     return CachePlan(
-        num_blocks=1 + min(fitting, _most_blocks(config, device, max_model_len)),
-        block_size=size,
+        num_blocks=1 + min(usable, _most_blocks(config, device_type, max_model_len)),
+        block_size=plan.block_size,
         max_model_len=max_model_len,
-        block_bytes=block_bytes,
+        block_bytes=plan.block_bytes,
     )
 
 
-def _most_blocks(config: EngineConfig, device: DeviceInfo, max_model_len: int) -> int:
+def _most_blocks(config: EngineConfig, device_type: str, max_model_len: int) -> int:
     """Blocks that can be of use, unless the size of the cache was asked for."""
     if config.kv_cache_memory_bytes is not None:
         return sys.maxsize
     per_sequence = -(-max_model_len // config.block_size)
-    if device.type == "cpu":
+    if device_type == "cpu":
         return CPU_CACHE_SEQUENCES * per_sequence
     # Without a prefix cache, more than every sequence at full length is never used.
     return sys.maxsize if config.enable_prefix_caching else config.max_running * per_sequence
 
 
-def _length_limit(config: EngineConfig, model: ModelConfig) -> int:
-    if config.max_model_len == "auto":
-        return model.max_position_embeddings
-    longest = model.longest_context
-    asked = int(config.max_model_len)
-    if asked > longest:
-        raise ConfigError(
-            f"--max-model-len {asked} is more than the model's {longest} positions "
-            f"(max_position_embeddings in config.json); use at most {longest}."
-        )
-    return asked
-
-
-def _too_small(limit: int, block_bytes: int, budget: int, fitting: int, wanted: int) -> str:
-    need = (wanted + 1) * block_bytes
-    return (
-        f"one sequence of {limit} tokens needs {need / GIB:.2f} GiB of KV cache, but "
-        f"{budget / GIB:.2f} GiB is there. Use --max-model-len {max(fitting, 0)} or less, "
-        "a smaller --kv-cache-dtype (fp8 halves it), or a larger --kv-cache-memory-bytes."
+def _too_small(
+    config: EngineConfig, limit: int, plan: MemoryPlan, budget: int, fitting: int
+) -> str:
+    need = plan.cache_bytes(limit)
+    asked = config.kv_cache_memory_bytes
+    room = (
+        f"{max(0, budget) / GIB:.2f} GiB is there"
+        if asked is not None or budget >= 0
+        else f"the rest alone (weights {plan.weights_bytes / GIB:.2f} GiB) is "
+        f"{-budget / GIB:.2f} GiB more than is free"
     )
+    ways = []
+    if fitting:
+        ways.append(f"--max-model-len {fitting} (--on-memory shrink takes it by itself)")
+    if asked is not None:
+        ways.append(f"--kv-cache-memory-bytes {-(-need // MIB)}MiB")
+    ways.append("a smaller --kv-cache-dtype, such as fp8")
+    return (
+        f"one sequence of {limit} tokens needs {need / GIB:.2f} GiB of KV cache, but {room}. "
+        f"What would fit: {'; '.join(ways)}. `ingle fit {config.model}` shows every term."
+    )
+
+
+def memory_report(plan: MemoryPlan, cache: CachePlan, before: int | None, after: int | None) -> str:
+    """One line: what weights and cache were predicted to take, and what loading took.
+
+    Args:
+        plan: The plan.
+        cache: The cache that was allocated.
+        before: ``held_bytes`` after the imports, before anything was loaded.
+        after: ``held_bytes`` now.
+    """
+    where = " (token embeddings in host memory)" if plan.embeddings_on_host else ""
+    predicted = predicted_bytes(plan, cache)
+    text = (
+        f"Memory: {predicted / MIB:,.0f} MiB predicted (weights {plan.weights_bytes / MIB:,.0f}"
+        f"{where}, KV cache {cache.total_bytes / MIB:,.0f})"
+    )
+    if before is None or after is None:
+        return f"{text}."
+    measured = after - before
+    off = 100 * (measured - predicted) / predicted
+    return f"{text}, {measured / MIB:,.0f} MiB measured ({off:+.1f} %)."
+
+
+def predicted_bytes(plan: MemoryPlan, cache: CachePlan) -> int:
+    """What is held once a model is loaded and before a step has run: weights, cache, tables."""
+    return plan.weights_bytes + plan.workspace_bytes + cache.total_bytes
 
 
 def allocate_caches(

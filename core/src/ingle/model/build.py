@@ -45,7 +45,8 @@ def build_decoder(
     Raises:
         CheckpointError: When a tensor is missing or has another shape.
     """
-    embedding = source.tensor("model.embed_tokens.weight", (config.vocab_size, config.hidden_size))
+    shape = (config.vocab_size, config.hidden_size)
+    embedding = source.embedding("model.embed_tokens.weight", shape)
     scales = config.scales
     layers = []
     for index in range(config.num_layers):

@@ -159,7 +159,7 @@ class Decoder:
     """The whole model. Everything it needs for a step comes as an argument.
 
     Attributes:
-        embedding: [V, E].
+        embedding: [V, E]; may stay in host memory when the rest is on a card.
         layers: In order.
         norm: Before the output head.
         lm_head: [E] to [V].
@@ -180,7 +180,7 @@ class Decoder:
 
     def hidden_states(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> torch.Tensor:
         """The last layer's output before the final norm, [T, E]; writes ``caches``."""
-        x = self.embedding[batch.token_ids]
+        x = look_up(self.embedding, batch.token_ids)
         if self.embedding_multiplier != 1:
             x = x * self.embedding_multiplier
         turns = [None if table is None else table.at(batch.positions) for table in self.rotaries]
@@ -196,3 +196,9 @@ class Decoder:
         if self.logits_softcap is not None:
             logits = torch.tanh(logits / self.logits_softcap) * self.logits_softcap
         return logits
+
+
+def look_up(embedding: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+    """Rows of ``embedding`` [V, E] for ``token_ids`` [T], read where the table is: [T, E] on the
+    tokens' device."""
+    return embedding[token_ids.to(embedding.device)].to(token_ids.device)

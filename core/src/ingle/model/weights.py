@@ -30,6 +30,7 @@ class WeightSource:
         prepare: What to do with every loaded weight.
         dtype: Activation dtype.
         device: Where the model will run.
+        embeddings_on_host: Whether token embeddings stay in host memory.
     """
 
     def __init__(
@@ -39,12 +40,14 @@ class WeightSource:
         prepare: Prepare,
         dtype: torch.dtype,
         device: DeviceInfo,
+        embeddings_on_host: bool = False,
     ) -> None:
         self.reader = reader
         self.dtype = dtype
         self.device = device
         self._loaders = tuple((loader, loader.linears()) for loader in loaders)
         self._prepare = prepare
+        self._embeddings_device = "cpu" if embeddings_on_host else device.torch_device
         self._names = frozenset(reader.names())
 
     def has_linear(self, name: str) -> bool:
@@ -61,13 +64,24 @@ class WeightSource:
         Raises:
             CheckpointError: When it is missing or its shape is not ``shape``.
         """
+        return self._tensor(name, shape, self.device.torch_device)
+
+    def embedding(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """Lookup table ``name`` in the activation dtype, where embeddings live.
+
+        Raises:
+            CheckpointError: When it is missing or its shape is not ``shape``.
+        """
+        return self._tensor(name, shape, self._embeddings_device)
+
+    def _tensor(self, name: str, shape: tuple[int, ...], device: str) -> torch.Tensor:
         found = self.reader.get(name)
         if tuple(found.shape) != shape:
             raise CheckpointError(
                 f"tensor {name!r} has shape {tuple(found.shape)}, but config.json makes it "
                 f"{shape}. The file does not belong to this config, or is damaged."
             )
-        moved = found.to(device=self.device.torch_device, dtype=self.dtype)
+        moved = found.to(device=device, dtype=self.dtype)
         # Small tensors are copied out of the mapping, so that the file can be evicted.
         return moved.clone() if moved.data_ptr() == found.data_ptr() else moved
 

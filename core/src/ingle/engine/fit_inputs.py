@@ -1,0 +1,156 @@
+"""Reads what a plan needs from a model folder and the plugins: headers and JSON, no weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ingle.checkpoint.config_overrides import override_config
+from ingle.checkpoint.model_config import ModelConfig, load_model_config
+from ingle.checkpoint.safetensors import open_checkpoint
+from ingle.config import EngineConfig, parse_object
+from ingle.engine.cards import DEFAULT_LINK, Card, card_of_device
+from ingle.engine.fit import Question, Target
+from ingle.engine.host_memory import available_host_bytes, total_host_bytes
+from ingle.engine.memory_plan import CUDA_CONTEXT, DESKTOP_RESERVE, GIB, HEADROOM, RESERVE
+from ingle.engine.speed import Bandwidths
+from ingle.engine.weight_sizes import WeightSizes, weigh
+from ingle.plugin.checkpoint import CheckpointInfo
+from ingle.plugin.device import DeviceInfo
+from ingle.plugin.kv_cache import KVCacheFormat
+from ingle.plugin.linear import WeightFormat
+from ingle.registry.choose import choose_kv_cache_formats, choose_weight_format
+from ingle.registry.plugin_registry import PluginRegistry
+
+if TYPE_CHECKING:
+    import torch
+
+DENSE = "dense"
+
+
+def ask(
+    config: EngineConfig, path: Path, registry: PluginRegistry, target: Target, num_sequences: int
+) -> Question:
+    """The question of whether the model at ``path`` fits ``target``.
+
+    Raises:
+        ConfigError: An option cannot work.
+        CheckpointError: The folder cannot be used.
+        PluginError: No plugin reads it, or one that is needed failed.
+    """
+    from ingle.engine.device import choose_dtype  # torch comes with it
+
+    with open_checkpoint(path) as checkpoint:
+        info = overridden(config, checkpoint.info())
+    model = load_model_config(path, info)
+    device = device_of(target)
+    dtype = choose_dtype(config.dtype, model.dtype, device)
+    chosen = choose_weight_format(registry, info, config.quantization)
+    k_format, v_format = choose_kv_cache_formats(registry, config.kv_cache_dtype, info, device)
+    name = k_format.name if k_format is v_format else f"k={k_format.name},v={v_format.name}"
+    offered = {o.item.name: (o.item, o.item) for o in registry.kv_cache_formats(device)}
+    pairs = {**offered, name: (k_format, v_format)}
+    return Question(
+        config=config,
+        model=model,
+        format_name=chosen.format.name,
+        weights=weigh_checkpoint(info, model, chosen.format, registry, dtype),
+        block_bytes={n: block_bytes(model, pair, config, dtype) for n, pair in pairs.items()},
+        cache_format=name,
+        itemsize=dtype.itemsize,
+        target=target,
+        num_sequences=num_sequences,
+    )
+
+
+def overridden(config: EngineConfig, info: CheckpointInfo) -> CheckpointInfo:
+    """``info`` with what the user says in place of config.json."""
+    changes = parse_object("--hf-overrides", config.hf_overrides)
+    scaling = parse_object("--rope-scaling", config.rope_scaling)
+    return replace(info, hf_config=override_config(info.hf_config, changes, scaling))
+
+
+def weigh_checkpoint(
+    info: CheckpointInfo,
+    model: ModelConfig,
+    chosen: WeightFormat,
+    registry: PluginRegistry,
+    dtype: torch.dtype,
+) -> WeightSizes:
+    """The sizes of a checkpoint's weights, read by ``chosen`` and the dense format."""
+    dense = next(o.item for o in registry.weight_formats() if o.item.name == DENSE)
+    packed = None if chosen.name == DENSE else chosen.open(info)
+    return weigh(info, model, packed, dense.open(info), dtype.itemsize)
+
+
+def block_bytes(
+    model: ModelConfig,
+    formats: tuple[KVCacheFormat, KVCacheFormat],
+    config: EngineConfig,
+    dtype: torch.dtype,
+) -> int:
+    """One cache block over all layers and both sides, as the formats count it."""
+    from ingle.engine.memory import geometries
+
+    sides = zip(formats, geometries(model, config.block_size, dtype), strict=True)
+    return model.num_layers * sum(form.bytes_per_block(geometry) for form, geometry in sides)
+
+
+def device_of(target: Target) -> DeviceInfo:
+    """The target as plugins see it. Nobody asks a planned card for kernels, so its compute
+    capability only has to be one that every format accepts."""
+    return DeviceInfo(
+        type=target.device_type,
+        capability=(8, 0) if target.device_type == "cuda" else None,
+        total_memory=target.total_bytes,
+        name=target.name,
+    )
+
+
+def planned_card(card: Card | None, memory: int | None, desktop: bool) -> Target:
+    """A card that need not be here: from the table, or by its memory alone."""
+    total = memory if memory is not None else 0 if card is None else card.memory_bytes
+    name = f"a card of {total / GIB:.4g} GiB" if card is None else card.name
+    bandwidths = (
+        Bandwidths(link=DEFAULT_LINK)
+        if card is None
+        else Bandwidths(memory=card.bandwidth_gb * 1e9, link=card.link_gb * 1e9)
+    )
+    return Target(
+        name=name,
+        device_type="cuda",
+        total_bytes=total,
+        reserve_bytes=DESKTOP_RESERVE if desktop else RESERVE,
+        bandwidths=bandwidths,
+    )
+
+
+def this_machine(requested: str) -> Target:
+    """The card that is here, else the processor and the memory that is free now.
+
+    Raises:
+        ConfigError: When CUDA was asked for and there is none.
+    """
+    import torch
+
+    from ingle.engine.device import choose_device
+
+    device = choose_device(requested)
+    if device.type == "cpu":
+        total, free = total_host_bytes(), available_host_bytes()
+        total = max(total, free)
+        return Target(
+            name="this CPU", device_type="cpu", total_bytes=total, reserve_bytes=total - free
+        )
+    free = int(torch.cuda.mem_get_info(device.index)[0])
+    card = card_of_device(device.name)
+    # Asking has already brought CUDA's context onto the card, and the plan counts it as a term.
+    others = device.total_memory - free - CUDA_CONTEXT
+    return Target(
+        name=device.name,
+        device_type="cuda",
+        total_bytes=device.total_memory,
+        reserve_bytes=HEADROOM + max(0, others),
+        bandwidths=planned_card(card, None, False).bandwidths,
+    )

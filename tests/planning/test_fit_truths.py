@@ -1,0 +1,173 @@
+"""``ingle fit`` on famous models: every figure is computed again here, from the models' shapes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ingle.cli.app import run
+from ingle.engine.fit import Verdict
+from ingle.engine.fit_advice import advise
+
+GIB = 1024**3
+Fit = Callable[..., Verdict]
+
+# Llama-3-70B: 80 layers of q and o (8192 x 8192), k and v (1024 x 8192), three of 28672 x 8192.
+LINEARS_70B = 80 * (2 * 8192 * 8192 + 2 * 1024 * 8192 + 3 * 28672 * 8192)
+TABLE_70B = 128256 * 8192
+NORMS_70B = (2 * 80 + 1) * 8192
+KV_VALUES_70B = 2 * 80 * 8 * 128
+LINEARS_8B = 32 * (2 * 4096 * 4096 + 2 * 1024 * 4096 + 3 * 14336 * 4096)
+
+
+def flags_to_options(flags: str) -> dict[str, str]:
+    """``--max-model-len 4096`` as a keyword."""
+    words = flags.split()
+    return {k[2:].replace("-", "_"): v for k, v in zip(words[::2], words[1::2], strict=True)}
+
+
+def test_llama_3_70b_in_awq_takes_37_gib_of_weights(fit: Fit) -> None:
+    verdict = fit("70b-awq", "RTX 4090", max_model_len=8192)
+    packed = LINEARS_70B * (4 + 4 / 128 + 16 / 128) / 8
+    by_hand = packed + 2 * TABLE_70B * 2 + NORMS_70B * 2
+    assert verdict.plan.weights.total_bytes == by_hand
+    assert verdict.plan.weights.total_bytes / GIB == pytest.approx(37.0, abs=0.1)
+    assert verdict.plan.weights.bits_per_weight == pytest.approx(4.15625)
+
+
+def test_llama_3_70b_in_awq_does_not_fit_24_gib_whole(fit: Fit) -> None:
+    verdict = fit("70b-awq", "RTX 4090", max_model_len=8192, kv_cache_dtype="fp8")
+    assert not verdict.fits
+    assert verdict.margin_bytes < -10 * GIB
+    kinds = {suggestion.change for suggestion in advise(verdict)}
+    assert kinds == {"bits_per_weight", "offload_layers", "gpu"}
+
+
+def test_llama_3_70b_at_2_4_bits_fits_24_gib_with_fp8_and_embeddings_on_the_host(
+    fit: Fit,
+) -> None:
+    verdict = fit("70b-exl2", "RTX 4090", max_model_len=8192, kv_cache_dtype="fp8")
+    assert verdict.fits
+    assert verdict.plan.embeddings_on_host
+    assert verdict.plan.weights.bits_per_weight == pytest.approx(2.4, abs=0.01)
+    assert verdict.plan.weights.embeddings_bytes == TABLE_70B * 2
+    layers = LINEARS_70B * 2.4 / 8
+    assert verdict.plan.weights_bytes == pytest.approx(layers + TABLE_70B * 6.03 / 8, rel=0.005)
+    assert verdict.kv_cache_bytes == (8192 + 256) * KV_VALUES_70B
+    assert 0.5 * GIB < verdict.margin_bytes < 2 * GIB
+
+
+def test_the_same_does_not_fit_with_embeddings_on_the_card(fit: Fit) -> None:
+    options = {"max_model_len": 8192, "kv_cache_dtype": "fp8"}
+    verdict = fit("70b-exl2", "RTX 4090", embedding_device="device", **options)
+    assert not verdict.fits
+    assert advise(verdict)[0].flags == "--embedding-device host"
+
+
+def test_the_sum_is_the_sum_of_the_terms_and_the_budget_is_total_minus_reserve(fit: Fit) -> None:
+    found = fit("8b", "RTX 4090", max_model_len=8192).to_dict()
+    weights = 2 * (LINEARS_8B + 2 * 128256 * 4096 + 65 * 4096)
+    assert found["weights_bytes"] == weights
+    assert found["kv_cache_bytes_per_token"] == 2 * 32 * 8 * 128 * 2 == 131072
+    assert found["kv_cache_bytes"] == (8192 + 256) * 131072
+    # A chunk of 2,048 tokens in the MLP: residual and normed input, and four times its width.
+    assert found["activation_bytes"] == 2048 * (2 * 4096 + 4 * 14336) * 2
+    rotary = 2 * 8192 * 128 * 2
+    assert found["workspace_bytes"] == rotary + 64 * 1024**2
+    terms = ("weights", "kv_cache", "activation", "workspace", "graphs", "context")
+    assert found["total_bytes"] == sum(found[f"{term}_bytes"] for term in terms)
+    assert found["budget_bytes"] == 24 * GIB - found["reserve_bytes"]
+    assert found["reserve_bytes"] / GIB == pytest.approx(0.6)
+    assert found["fits"]
+    assert found["margin_bytes"] == found["budget_bytes"] - found["total_bytes"]
+
+
+def test_auto_takes_the_longest_context_that_fits(fit: Fit) -> None:
+    verdict = fit("70b-exl2", "RTX 4090")
+    assert verdict.fits
+    assert verdict.max_model_len % 256 == 0
+    assert not fit("70b-exl2", "RTX 4090", max_model_len=verdict.max_model_len + 256).fits
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "sequences", "options"),
+    [
+        ("70b-exl2", "RTX 4090", 1, {"max_model_len": 8192}),
+        ("8b", "RTX 4090", 12, {"max_model_len": 8192}),
+        ("8b", "RTX 4080", 2, {"max_model_len": 2048}),
+    ],
+)
+def test_every_suggested_flag_makes_it_fit(
+    fit: Fit, model: str, gpu: str, sequences: int, options: dict[str, Any]
+) -> None:
+    verdict = fit(model, gpu, sequences, **options)
+    if verdict.fits:
+        assert advise(verdict) == []
+        return
+    flagged = [s for s in advise(verdict) if s.flags]
+    assert all(s.available for s in flagged)
+    for suggestion in flagged:
+        changes = flags_to_options(suggestion.flags)
+        count = int(changes.pop("max_num_seqs", sequences))
+        assert fit(model, gpu, count, **{**options, **changes}).fits, suggestion
+
+
+def test_expected_speed_is_bandwidth_arithmetic(fit: Fit) -> None:
+    verdict = fit("70b-exl2", "RTX 4090", max_model_len=8192, kv_cache_dtype="fp8")
+    read = verdict.plan.weights_bytes + 8192 * KV_VALUES_70B
+    seconds = read / (0.85 * 1008e9) + 80 * 15e-6 + 50e-6
+    assert verdict.tokens_per_second == pytest.approx(1 / seconds)
+    assert 34 <= 1 / seconds <= 37
+
+
+def test_offloading_is_priced_by_the_link_and_not_claimed_to_work(fit: Fit) -> None:
+    verdict = fit("70b-awq", "RTX 4090", max_model_len=8192, kv_cache_dtype="fp8")
+    offload = next(s for s in advise(verdict) if s.change == "offload_layers")
+    assert not offload.available
+    assert offload.tokens_per_second is not None
+    per_layer = verdict.plan.weights.layers_bytes // 80
+    layers = int(offload.text.split()[0])
+    assert offload.tokens_per_second < 25e9 / (layers * per_layer)
+    assert offload.total_bytes is not None
+    assert offload.total_bytes <= verdict.budget_bytes
+
+
+def test_the_command_prints_json_for_the_demo_model(
+    demo_model_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["fit", str(demo_model_dir), "--memory", "24GiB", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    # SmolLM2-135M: 30 layers of 576, 1536 and 9 / 3 heads of 64; the tied head is a copy.
+    linears = 30 * (2 * 576 * 576 + 2 * 192 * 576 + 3 * 1536 * 576)
+    assert found["weights_bytes"] == 2 * (linears + 2 * 49152 * 576 + 61 * 576)
+    assert found["kv_cache_bytes_per_token"] == 2 * 30 * 3 * 64 * 2
+    assert found["fits"] is True
+    assert found["suggestions"] == []
+
+
+def test_the_command_says_in_words_what_does_not_fit_and_what_would(
+    installed_plugins: Path, header_folders: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(header_folders["70b-awq"])
+    assert run(["fit", path, "--gpu", "rtx-4090", "--max-model-len", "8k"]) == 0
+    shown = capsys.readouterr().out
+    assert "DOES NOT FIT with a context of 8,192 tokens" in shown
+    assert "in host memory" in shown
+    assert "bits per weight or less" in shown
+
+
+def test_an_unknown_card_is_refused_with_the_way_out(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["fit", "anything", "--gpu", "RTX 9999"]) == 2
+    assert "--memory 24GiB" in capsys.readouterr().err
+
+
+def test_a_hub_id_that_is_not_here_is_not_downloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    assert run(["fit", "nobody/nothing-of-that-name", "--memory", "8GiB"]) == 1
+    assert "hf download" in capsys.readouterr().err
