@@ -105,11 +105,16 @@ def test_twenty_prompts_after_forced_preemption(
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @torch.inference_mode()
-def test_bfloat16_agrees_wherever_the_reference_is_sure(
+def test_bfloat16_agrees_with_float32_wherever_that_is_sure(
     references: list[Reference], demo_model_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Teacher-forced on the reference's tokens: the same token, or a tie within ``CLOSE``."""
-    model = transformers_model(demo_model_dir, torch.bfloat16)
+    """Teacher-forced on the reference's tokens: the same token, or a tie within ``CLOSE``.
+
+    The reference is transformers in float32. Its bfloat16 is no truth to hold 2 % against: it
+    differs from its own float32 at 12 of these 480 places, and a third of its logits' ties there
+    are exact (docs/benchmarks.md).
+    """
+    model = transformers_model(demo_model_dir, torch.float32)
     runner = make_core(demo_model_dir, dtype="bfloat16").runner
     assert isinstance(runner, ModelRunner)
     places, close, wrong = 0, [], []

@@ -176,6 +176,26 @@ def test_an_id_left_behind_serves_its_next_owner_only(
     run(test())
 
 
+def test_a_reader_of_nothing_may_leave_before_it_is_told_the_end(core_of: Any) -> None:
+    """A request of no tokens has ended before any step; the step that says so finds no reader."""
+    core = core_of()
+
+    async def test() -> None:
+        gate = Gate(core)
+        async with serving(core) as engine:
+            other = asyncio.create_task(whole(engine, "other", [1], max_tokens=2))
+            await gate.reached()
+            reader = asyncio.create_task(whole(engine, "a", [1], max_tokens=0))
+            await asyncio.sleep(0)
+            reader.cancel()
+            await asyncio.wait([reader])
+            gate.open()
+            await other
+            await settled(engine, core)
+
+    run(test())
+
+
 def test_an_abort_from_outside_ends_the_stream_with_that_reason(core_of: Any) -> None:
     core = core_of()
 

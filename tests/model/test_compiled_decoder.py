@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ import torch
 import transformers
 
 from ingle.config import EngineConfig
-from ingle.engine.decode_compiler import DecodeCompiler
+from ingle.engine.decode_compiler import DecodeCompiler, end_group
 from ingle.engine.engine import build_engine_core
 from ingle.engine.engine_core import EngineCore
 from ingle.engine.model_runner import ModelRunner
@@ -17,7 +19,7 @@ from ingle.engine.step import ScheduledRequest
 from ingle.model.compiled_decoder import CompiledDecoder, segment_shape
 from ingle.model.decode_segment import DecodeSegment, example_inputs
 from ingle.model.decoder import Decoder
-from ingle.model.segment_package import load_package, package_path
+from ingle.model.segment_package import command, load_package, package_path
 from ingle.request import SamplingParams
 
 
@@ -220,3 +222,25 @@ def test_example_inputs_are_the_same_every_time(tmp_path: Path, demo_model_dir: 
     one, other = example_inputs(shape, torch.bfloat16), example_inputs(shape, torch.bfloat16)
     pairs = zip((*one[0], *one[1]), (*other[0], *other[1]), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_the_compiler_imports_nothing_from_the_folder_it_is_started_in(
+    tmp_path: Path, demo_model_dir: Path
+) -> None:
+    """A model's folder, say, with a ``random.py`` in it."""
+    core = open_core(save_tiny(tmp_path / "model", demo_model_dir))
+    shape = segment_shape(core.runner.model)  # type: ignore[attr-defined]
+    assert shape is not None
+    (tmp_path / "json.py").write_text("raise SystemExit('trapped')")
+    program, *flags = command(tmp_path / "package.pt2", shape, torch.bfloat16)[:2]
+    done = subprocess.run([program, *flags, "-c", "import json"], cwd=tmp_path, check=False)
+    assert done.returncode == 0
+
+
+def test_giving_up_ends_the_compiler_with_its_children(tmp_path: Path) -> None:
+    program = "import subprocess as s; s.run(['sleep', '100'])"
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, process_group=0
+    )
+    end_group(process)  # would wait for the child, which holds the pipe, were it left
+    assert process.returncode

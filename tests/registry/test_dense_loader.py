@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from ingle.builtin.dense import DenseFormat
-from ingle.builtin.dense_linear import DenseWeight, MkldnnKernel, mkldnn_support
+from ingle.builtin.dense_linear import DenseWeight, MkldnnKernel, mkldnn_support, padded_rows
 from ingle.errors import CheckpointError
-from ingle.plugin import KernelUse, LinearSpec
+from ingle.plugin import Epilogue, KernelUse, LinearSpec
 from ingle.testing import memory_checkpoint
 from ingle.testing.foreign import FOREIGN_CHECKPOINTS, LINEAR
 
@@ -123,3 +123,27 @@ def test_a_prepacked_weight_takes_no_more_memory_and_unpacks_exactly(cpu) -> Non
     assert packed.nbytes == matrix.numel() * 2
     assert torch.equal(packed.dequantize(), matrix)
     assert kernel.prepare(packed) is packed
+
+
+def test_prompts_of_any_length_make_few_shapes() -> None:
+    """oneDNN keeps something of every shape; with one for each row count, memory grows."""
+    counts = {padded_rows(rows) for rows in range(1, 4097)}
+    assert len(counts) < 128
+    assert all(rows <= padded_rows(rows) <= rows + 63 for rows in range(1, 4097))
+    assert all(padded_rows(rows) == rows for rows in (*range(33), 256, 512, 2048))
+
+
+@pytest.mark.skipif(not mkldnn_support(), reason="this processor has no bf16 for oneDNN")
+def test_padded_rows_change_no_row() -> None:
+    kernel, generator = MkldnnKernel(), torch.Generator().manual_seed(1)
+    weight = kernel.prepare(DenseWeight(torch.randn(24, 40, generator=generator).bfloat16()))
+    for rows in (33, 70, 300):
+        x = torch.randn(rows, 40, generator=generator).bfloat16()
+        residual = torch.randn(rows, 24, generator=generator).bfloat16()
+        epilogue = Epilogue(kind="add", residual=residual)
+        wanted = x.float() @ weight.dequantize().float().t()
+        found = kernel.matmul(x, weight)
+        assert found.shape == (rows, 24)
+        assert torch.allclose(found.float(), wanted, atol=0.2, rtol=0.02)
+        added = kernel.matmul(x, weight, epilogue=epilogue)
+        assert torch.allclose(added.float(), wanted + residual.float(), atol=0.2, rtol=0.02)

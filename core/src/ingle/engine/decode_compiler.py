@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import subprocess
 import threading
 from collections.abc import Callable
@@ -31,6 +32,8 @@ LOOK_SECONDS = 1.0
 IDLE_LOOKS = 3
 """Looks in a row that must find it idle before compiling begins: it takes both cores' time."""
 LOWEST_PRIORITY = 19
+LAST_SECONDS = 2.0
+"""How long a compiler that is given up may take to clear its folder."""
 
 
 class DecodeCompiler:
@@ -104,6 +107,9 @@ class DecodeCompiler:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
+            # A group of its own: Ctrl-C in the terminal is the server's business, and giving up
+            # must reach g++ too.
+            process_group=0,
         )
         os.setpriority(os.PRIO_PROCESS, process.pid, priority)
         while True:
@@ -111,8 +117,7 @@ class DecodeCompiler:
                 _, errors = process.communicate(timeout=LOOK_SECONDS)
             except subprocess.TimeoutExpired:
                 if self._stopped.is_set():
-                    process.kill()
-                    process.communicate()
+                    end_group(process)
                     return False
             else:
                 break
@@ -120,6 +125,16 @@ class DecodeCompiler:
             last = errors.decode(errors="replace").strip().splitlines()[-1:]
             logger.warning("Decode steps stay uncompiled: %s", "".join(last) or "no reason given")
         return process.returncode == 0
+
+
+def end_group(process: subprocess.Popen[bytes]) -> None:
+    """Ends a process and its children; it may remove what it has begun, for a moment."""
+    os.killpg(process.pid, signal.SIGTERM)
+    try:
+        process.communicate(timeout=LAST_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
 
 
 def decode_compiler(

@@ -179,7 +179,9 @@ class EngineThread:
         """Hands outputs over, waking each event loop once."""
         mailboxes: dict[Mailbox, None] = {}
         for output in outputs:
-            stream = self._streams[output.request_id]
+            stream = self._streams.get(output.request_id)
+            if stream is None:
+                continue  # its reader left after it had ended but before a step said so
             if output.finished:
                 del self._streams[output.request_id]
             stream.mailbox.put(stream, output)

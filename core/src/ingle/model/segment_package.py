@@ -12,6 +12,7 @@ import inspect
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -119,6 +120,7 @@ def command(path: Path, shape: SegmentShape, dtype: torch.dtype) -> list[str]:
     threads = str(torch.get_num_threads())
     return [
         sys.executable,
+        "-P",  # the folder it is started in may be a stranger's: nothing is imported from there
         "-m",
         "ingle.model.segment_package",
         str(path),
@@ -128,6 +130,8 @@ def command(path: Path, shape: SegmentShape, dtype: torch.dtype) -> list[str]:
 
 
 def _main(path: str, facts: str, threads: str) -> None:
+    # Ends by an exception, so that the half-made package is removed.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("given up"))
     torch.set_num_threads(int(threads))
     read = json.loads(facts)
     build_package(Path(path), SegmentShape(**read["shape"]), getattr(torch, read["dtype"]))
