@@ -111,8 +111,8 @@ def test_bfloat16_agrees_with_float32_wherever_that_is_sure(
     """Teacher-forced on the reference's tokens: the same token, or a tie within ``CLOSE``.
 
     The reference is transformers in float32. Its bfloat16 is no truth to hold 2 % against: it
-    differs from its own float32 at 12 of these 480 places, and a third of its logits' ties there
-    are exact (docs/benchmarks.md).
+    differs from its own float32 at 12 of these 480 places, and its two best logits are often
+    exactly equal (docs/benchmarks.md).
     """
     model = transformers_model(demo_model_dir, torch.float32)
     runner = make_core(demo_model_dir, dtype="bfloat16").runner
