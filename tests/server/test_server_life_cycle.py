@@ -15,6 +15,7 @@ from server_fake_engine import FakeEngine
 from server_under_test import TIMEOUT, Running, running_server
 
 from ingle import CapacityError, RequestError
+from ingle_server import lifecycle
 
 CHAT = {"model": "fake/model", "messages": [{"role": "user", "content": "hi"}]}
 PATH = "/v1/chat/completions"
@@ -215,7 +216,10 @@ def hold_two(running: Running) -> tuple[Background, Background]:
     return both
 
 
-def test_a_dead_engine_is_told_to_everybody_and_ends_the_server() -> None:
+def test_a_dead_engine_is_told_to_everybody_and_ends_the_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lifecycle, "HEALTH_SECONDS", 0.2)
     engine = FakeEngine(hold=3)
     with running_server(engine) as running, running.client() as client:
         streamed, plain = hold_two(running)

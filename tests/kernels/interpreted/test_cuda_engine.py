@@ -104,6 +104,7 @@ def open_core(folder: Path, **options: Any) -> EngineCore:
 def open_on_card(folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> EngineCore:
     monkeypatch.setattr(engine, "choose_device", lambda requested: CARD)
     monkeypatch.setattr(engine, "available_bytes", lambda device: 8 << 30)
+    monkeypatch.setattr(engine, "held_bytes", lambda device: None)
     return open_core(folder, **options)
 
 
