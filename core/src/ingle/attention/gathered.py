@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from ingle.attention.layer_cache import LayerCache
@@ -93,6 +92,9 @@ class GatheredAttention:
         if self.window is not None and self.window < length:
             mask = self._window_mask(num_rows, length, query.device)
         else:
+            # Imported here: it brings torch's compiler, over a second that no CPU start needs.
+            from torch.nn.attention.bias import causal_lower_right
+
             mask = causal_lower_right(num_rows, length)
         out = scaled_dot_product_attention(
             query.transpose(0, 1)[None],
