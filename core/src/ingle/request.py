@@ -70,7 +70,9 @@ class SamplingParams:
         repetition_penalty: Divides positive and multiplies negative logits of tokens seen in
             prompt or output; 1 is off.
         logit_bias: Added to logits, by token id, -100 to 100.
-        seed: Same seed, same tokens, whatever else is in the batch; None draws one.
+        seed: Same seed, same draws, whatever else is in the batch; None draws one. In float32 that
+            means the same tokens; in 16 bits the size of a batch can tip logits that are nearly
+            equal.
         max_tokens: Tokens to generate; None goes on to the end of the context.
         min_tokens: End-of-sequence and stop tokens are barred before this many.
         stop: Strings that end generation; not part of the text.

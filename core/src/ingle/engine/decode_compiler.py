@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -102,16 +103,11 @@ class DecodeCompiler:
     def _run(self, priority: int) -> bool:
         """Runs the compiler in a process of its own, to its end; False when it failed or was given
         up. ``priority`` is the process's nice value."""
-        process = subprocess.Popen(
-            command(self._path, self._shape, torch.bfloat16),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            # A group of its own: Ctrl-C in the terminal is the server's business, and giving up
-            # must reach g++ too.
-            process_group=0,
-        )
-        os.setpriority(os.PRIO_PROCESS, process.pid, priority)
+        try:
+            process = begin(command(self._path, self._shape, torch.bfloat16), priority)
+        except OSError as error:
+            logger.warning("Decode steps stay uncompiled: %s", error)
+            return False
         while True:
             try:
                 _, errors = process.communicate(timeout=LOOK_SECONDS)
@@ -125,6 +121,26 @@ class DecodeCompiler:
             last = errors.decode(errors="replace").strip().splitlines()[-1:]
             logger.warning("Decode steps stay uncompiled: %s", "".join(last) or "no reason given")
         return process.returncode == 0
+
+
+def begin(line: list[str], priority: int) -> subprocess.Popen[bytes]:
+    """Starts a command at a nice value.
+
+    Raises:
+        OSError: When the system starts no process.
+    """
+    process = subprocess.Popen(
+        line,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        # A group of its own: Ctrl-C in the terminal is the server's business, and giving up must
+        # reach g++ too.
+        process_group=0,
+    )
+    with contextlib.suppress(ProcessLookupError):  # it may have ended already
+        os.setpriority(os.PRIO_PROCESS, process.pid, priority)
+    return process
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
