@@ -51,7 +51,7 @@ class EngineConfig:
         block_size: Tokens per KV-cache block.
         enable_prefix_caching: Reuse keys and values of equal prompt beginnings.
         seed: Seed for requests that bring none; None draws one at start.
-        enforce_eager: No CUDA graphs.
+        enforce_eager: No compiled decode steps; for debugging, or where there is no C++ compiler.
         single_user_mode: One sequence at a time, tuned for latency.
         strict_plugins: Any plugin failure stops start-up.
         disable_plugin: Plugins not to load, by distribution or entry-point name.
