@@ -18,6 +18,7 @@ _CORE: Final = {
     "fit": "ingle.cli.fit:fit",
     "plugins": "ingle.cli.plugins:plugins",
     "bench": "ingle.cli.bench:bench",
+    "eval": "ingle.cli.evaluate:evaluate",
     "demo-model": "ingle.cli.demo_model:demo_model",
     "version": "ingle.cli.version:version",
 }
