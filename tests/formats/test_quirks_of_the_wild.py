@@ -1,5 +1,5 @@
 """The thirty-two quirks of specs/awq_gptq.md section 5, one named test each: what a loader of files
-in the wild must survive. Files are packed by ``wild_packers.py``, which shares nothing with the plugins."""
+in the wild must survive. ``wild_packers.py`` packs them and shares nothing with the plugins."""
 
 from __future__ import annotations
 
@@ -171,9 +171,7 @@ def test_quirk_12_a_bias_of_zeros_is_dropped_and_an_experts_is_kept(
     tensors = {**packed.named(NAME), **other.named(expert)}
     tensors |= {f"{NAME}.bias": torch.zeros(64).half(), f"{expert}.bias": bias}
     folder = write_folder(tensors, {"quant_method": "gptq", "bits": 4})
-    source = WeightSource(
-        folder.checkpoint, [loader_of(folder)], lambda weight: weight, torch.float32, CPU
-    )
+    source = WeightSource(folder.checkpoint, [loader_of(folder)], prepared, torch.float32, CPU)
     assert source.linear([NAME], [64], 128).bias is None
     kept = source.linear([expert], [64], 128).bias
     assert kept is not None
