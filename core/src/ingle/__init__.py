@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ingle.checkpoint.chat_template import Conversation
     from ingle.config import EngineConfig
     from ingle.engine.async_engine import AsyncEngine
+    from ingle.engine.release import release_memory
     from ingle.errors import (
         CapacityError,
         CheckpointError,
@@ -44,6 +45,7 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "__version__",
+    "release_memory",
 ]
 
 _HOMES = {
@@ -55,6 +57,7 @@ _HOMES = {
     "LLM": "ingle.llm",
     "RequestOutput": "ingle.request",
     "SamplingParams": "ingle.request",
+    "release_memory": "ingle.engine.release",
 }
 
 
