@@ -160,6 +160,12 @@ class FakeEngine:
             tokens = tokens if not params.ignore_eos else list(b"x" * (params.max_tokens or 0))
         limit = len(tokens) if params.max_tokens is None else min(params.max_tokens, len(tokens))
         pending = b""
+        judged = judged_prompt(prompt, params)
+        if limit == 0:
+            outputs = [CompletionOutput(index=i, finish_reason="length") for i in range(params.n)]
+            yield RequestOutput(
+                request_id=request_id, outputs=outputs, finished=True, prompt_logprobs=judged
+            )
         for step in range(limit):
             await self._wait_for_step(step)
             token = tokens[step]
@@ -182,6 +188,7 @@ class FakeEngine:
                 outputs=outputs,
                 finished=reason is not None,
                 num_cached_tokens=self.num_cached,
+                prompt_logprobs=judged if step == 0 else None,
             )
             if reason is not None:
                 return
@@ -245,3 +252,12 @@ def _whole(data: bytes) -> str:
         except UnicodeDecodeError:
             continue
     return ""
+
+
+def judged_prompt(prompt: list[int], params: SamplingParams) -> list[TokenLogprob | None] | None:
+    """Every prompt token but the first at rank 3; tokens 65 and 66 are the likeliest."""
+    if params.prompt_logprobs is None:
+        return None
+    top = ((65, -0.1), (66, -0.2))[: params.prompt_logprobs]
+    entries = [TokenLogprob(token_id=t, logprob=-1.5, rank=3, top=top) for t in prompt[1:]]
+    return [None, *entries]

@@ -119,7 +119,7 @@ BAD_COMPLETIONS: list[tuple[str, list[Any]]] = [
     ("dry_allowed_length", [0]),
     ("dry_range", [-1]),
     ("dry_sequence_breakers", [5, [5]]),
-    ("prompt_logprobs", [1]),
+    ("prompt_logprobs", [-1, 21, "x", 1.5]),
     ("use_beam_search", [True]),
     ("prompt_embeds", ["gASV"]),
     (

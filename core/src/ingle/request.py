@@ -81,6 +81,8 @@ class SamplingParams:
         include_stop_str_in_output: Leaves the stop string in the text.
         skip_special_tokens: Leaves special tokens out of the text.
         logprobs: Number of likeliest tokens reported per position, 0 to 20; None reports none.
+        prompt_logprobs: The same for every token of the prompt but the first, 0 to 20; None
+            reports none.
         cache_salt: Requests with different salts never share cached blocks.
         structured: The grammar that the answer follows; None leaves it free.
         top_a, tfs, typical_p, eta_cutoff, epsilon_cutoff, nsigma: Truncations, see
@@ -115,6 +117,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     cache_salt: str | None = None
     structured: GrammarSpec | None = None
     top_a: float = 0.0
@@ -200,6 +203,7 @@ def _check_integers(params: SamplingParams) -> None:
     _check_integer(params, "max_tokens", 0, None)
     _check_integer(params, "min_tokens", 0, None)
     _check_integer(params, "logprobs", 0, MAX_LOGPROBS)
+    _check_integer(params, "prompt_logprobs", 0, MAX_LOGPROBS)
     _check_integer(params, "no_repeat_ngram_size", 0, MAX_LOOKBACK)
     _check_integer(params, "dry_allowed_length", 1, MAX_LOOKBACK)
     _check_integer(params, "dry_range", 0, None)
@@ -272,7 +276,7 @@ class TokenLogprob:
     """One position's log-probabilities, of the distribution before penalties and temperature.
 
     Attributes:
-        token_id: The sampled token.
+        token_id: The sampled token, or the prompt's own.
         logprob: Its natural log-probability.
         rank: 1 for the likeliest token.
         top: The likeliest tokens as (token id, log-probability), likeliest first.
@@ -318,6 +322,8 @@ class RequestOutput:
         outputs: One per completion; in a stream, only those with news.
         finished: Whether every completion has ended.
         num_cached_tokens: Prompt tokens whose keys and values came from the prefix cache.
+        prompt_logprobs: One entry per prompt token, None for the first, when asked for; in a
+            stream it comes once, when the prompt has been computed.
     """
 
     request_id: str
@@ -326,3 +332,4 @@ class RequestOutput:
     outputs: list[CompletionOutput] = field(default_factory=list)
     finished: bool = False
     num_cached_tokens: int = 0
+    prompt_logprobs: list[TokenLogprob | None] | None = None

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from litestar import Litestar, Request, Response
+from litestar import Litestar, MediaType, Request, Response
 from litestar.config.cors import CORSConfig
 from litestar.di import Provide
 from litestar.types import ASGIApp
 
 from ingle_server.config import ServerConfig
 from ingle_server.engine_client import EngineClient
-from ingle_server.errors import ErrorBody, to_api_error
+from ingle_server.error_shapes import error_body
+from ingle_server.errors import to_api_error
 from ingle_server.gate import Gate
 from ingle_server.routes.chat import create_chat_completion
 from ingle_server.routes.completions import create_completion
@@ -48,7 +50,7 @@ def create_service_app(service: Service) -> ASGIApp:
     app = Litestar(
         route_handlers=ROUTES,
         dependencies={"service": Provide(lambda: service, sync_to_thread=False)},
-        exception_handlers={Exception: _answer_error},
+        exception_handlers={Exception: _error_handler(config.root_path)},
         cors_config=_cors(config),
         request_max_body_size=config.max_body_bytes,
         openapi_config=None,
@@ -58,9 +60,17 @@ def create_service_app(service: Service) -> ASGIApp:
     return Gate(app, service)
 
 
-def _answer_error(_request: Request[Any, Any, Any], error: Exception) -> Response[ErrorBody]:
-    answer = to_api_error(error)
-    return Response(answer.body(), status_code=answer.status, headers=answer.headers)
+def _error_handler(
+    root_path: str,
+) -> Callable[[Request[Any, Any, Any], Exception], Response[bytes]]:
+    def answer(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+        fault = to_api_error(error)
+        body = error_body(request.scope["path"].removeprefix(root_path), fault)
+        return Response(
+            body, status_code=fault.status, headers=fault.headers, media_type=MediaType.JSON
+        )
+
+    return answer
 
 
 def _cors(config: ServerConfig) -> CORSConfig | None:

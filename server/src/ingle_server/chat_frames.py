@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 from ingle import CompletionOutput
 from ingle.request import TokenLogprob
 from ingle_server.flight import Arrival, Flight
-from ingle_server.logprobs import TokenNamer, chat_logprobs
+from ingle_server.logprobs import TokenNamer, chat_logprobs, prompt_logprobs
 from ingle_server.outputs import Collected, UsageCounter, finish_of
 from ingle_server.schemas.chat import (
     AssistantMessage,
@@ -69,6 +69,9 @@ def whole_chat(shape: ChatShape, collected: list[Collected], usage: Usage) -> Ch
     )
     if shape.request.return_token_ids:
         completion.prompt_token_ids = shape.flight.prompts[0].token_ids
+    num_top, known = shape.request.prompt_logprobs, collected[0].prompt_logprobs
+    if num_top is not None and known is not None:
+        completion.prompt_logprobs = prompt_logprobs(shape.namer, known, num_top)
     return completion
 
 

@@ -8,9 +8,14 @@ from msgspec import UNSET, UnsetType
 
 from ingle import CompletionOutput
 from ingle_server.flight import Arrival, Flight
-from ingle_server.logprobs import CompletionLogprobWriter, TokenNamer
+from ingle_server.logprobs import CompletionLogprobWriter, TokenNamer, prompt_logprobs
 from ingle_server.outputs import Collected, UsageCounter, finish_of
-from ingle_server.schemas.completion import Completion, CompletionChoice, CompletionRequest
+from ingle_server.schemas.completion import (
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    CompletionRequest,
+)
 from ingle_server.schemas.usage import Usage
 from ingle_server.streaming import frame
 
@@ -50,7 +55,7 @@ class CompletionShape:
         if self.request.logprobs is None:
             return None
         echo = self.echoes[choice // self.flight.params.n]
-        return CompletionLogprobWriter(self.namer, self.request.logprobs, len(echo))
+        return CompletionLogprobWriter(self.namer, self.request.logprobs, echo)
 
 
 def whole_completion(
@@ -67,14 +72,37 @@ def _choice(shape: CompletionShape, index: int, collected: Collected) -> Complet
     choice = CompletionChoice(
         index=index,
         text=shape.echoes[prompt_index] + collected.text,
-        logprobs=None if writer is None else writer.write(collected.logprobs),
+        logprobs=None if writer is None else _logprobs(shape, prompt_index, writer, collected),
         finish_reason=collected.finish_reason,
         stop_reason=collected.stop_reason,
     )
     if shape.request.return_token_ids:
         choice.token_ids = collected.token_ids
         choice.prompt_token_ids = shape.flight.prompts[prompt_index].token_ids
+    num_top = shape.request.prompt_logprobs
+    if num_top is not None and collected.prompt_logprobs is not None:
+        choice.prompt_logprobs = prompt_logprobs(shape.namer, collected.prompt_logprobs, num_top)
     return choice
+
+
+def _logprobs(
+    shape: CompletionShape,
+    prompt_index: int,
+    writer: CompletionLogprobWriter,
+    collected: Collected,
+) -> CompletionLogprobs:
+    """Of the completion, and before it of the prompt when it is echoed."""
+    own = writer.write(collected.logprobs)
+    if not shape.request.echo or collected.prompt_logprobs is None:
+        return own
+    token_ids = shape.flight.prompts[prompt_index].token_ids
+    before = writer.write_prompt(token_ids, collected.prompt_logprobs)
+    return CompletionLogprobs(
+        tokens=before.tokens + own.tokens,
+        token_logprobs=before.token_logprobs + own.token_logprobs,
+        top_logprobs=before.top_logprobs + own.top_logprobs,
+        text_offset=before.text_offset + own.text_offset,
+    )
 
 
 class CompletionFrames:
@@ -89,8 +117,10 @@ class CompletionFrames:
         self._logprobs = [shape.logprob_writer(i) for i in range(shape.flight.num_choices)]
 
     def opening(self) -> bytes:
-        """The echoed prompts."""
+        """The echoed prompts; with logprobs they come when those are known."""
         n = self._shape.flight.params.n
+        if self._shape.request.logprobs is not None:
+            return b""
         return b"".join(
             self._frame(CompletionChoice(index=i, text=self._shape.echoes[i // n]))
             for i in range(self._shape.flight.num_choices)
@@ -101,7 +131,25 @@ class CompletionFrames:
         """One frame per piece with news."""
         self._usage.saw(arrival)
         first = arrival.prompt_index * self._shape.flight.params.n
-        return b"".join(self._piece(first + piece.index, piece) for piece in arrival.output.outputs)
+        pieces = (self._piece(first + piece.index, piece) for piece in arrival.output.outputs)
+        return self._echoes(arrival) + b"".join(pieces)
+
+    def _echoes(self, arrival: Arrival) -> bytes:
+        """The prompt with its logprobs, for each of its completions, when they have come."""
+        entries, at = arrival.output.prompt_logprobs, arrival.prompt_index
+        if entries is None or not self._shape.request.echo:
+            return b""
+        token_ids, n = self._shape.flight.prompts[at].token_ids, self._shape.flight.params.n
+        choices = [
+            CompletionChoice(
+                index=index,
+                text=self._shape.echoes[at],
+                logprobs=writer.write_prompt(token_ids, entries),
+            )
+            for index, writer in enumerate(self._logprobs)
+            if index // n == at and writer is not None
+        ]
+        return b"".join(map(self._frame, choices))
 
     def closing(self) -> bytes:
         """The usage, when it was asked for."""

@@ -128,7 +128,7 @@ class Flight:
 
     def _outputs(self, engine: EngineClient, index: int) -> AsyncGenerator[RequestOutput]:
         prompt = self.prompts[index]
-        if self.params.max_tokens == 0:
+        if self.params.max_tokens == 0 and self.params.prompt_logprobs is None:
             return _nothing(self.id, self.params.n)
         # The engine's iterators are generators: closing them early is what aborts a request.
         return cast(

@@ -50,6 +50,7 @@ class Collected:
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob | None] | None = None
     finish_reason: Finish = "stop"
     stop_reason: str | int | None = None
 
@@ -89,6 +90,10 @@ async def collect(flight: Flight, usage: UsageCounter) -> list[Collected]:
     async for batch in flight.arrivals(ping_seconds=3600.0):
         for arrival in batch:
             usage.saw(arrival)
+            first = arrival.prompt_index * flight.params.n
+            if arrival.output.prompt_logprobs is not None:
+                for choice in choices[first : first + flight.params.n]:
+                    choice.prompt_logprobs = arrival.output.prompt_logprobs
             for piece in arrival.output.outputs:
-                choices[arrival.prompt_index * flight.params.n + piece.index].add(piece)
+                choices[first + piece.index].add(piece)
     return choices

@@ -117,7 +117,8 @@ def check_ids(token_ids: list[int], info: ModelInfo, param: str) -> None:
 def fit(
     prompt: Prompt, fields: SamplingFields, asked: int | None, info: ModelInfo, param: str
 ) -> Prompt:
-    """``prompt``, truncated if the client wants it, with room for at least one more token.
+    """``prompt``, truncated if the client wants it, with room for at least one more token unless
+    none is ``asked`` for.
 
     Raises:
         ApiError: 400 when it is empty or too long.
@@ -125,10 +126,11 @@ def fit(
     token_ids = prompt.token_ids
     keep = fields.truncate_prompt_tokens
     if keep is not None:
-        keep = info.max_model_len - max(asked or 1, 1) if keep == -1 else keep
+        keep = info.max_model_len - (1 if asked is None else asked) if keep == -1 else keep
         token_ids = token_ids[-keep:] if keep > 0 else token_ids
     if not token_ids:
         raise bad_request("The prompt is empty; the model needs at least one token.", param)
-    if len(token_ids) >= info.max_model_len:
+    if len(token_ids) + (asked != 0) > info.max_model_len:
         raise too_long(param, f"{len(token_ids)} tokens", info)
-    return Prompt(token_ids=token_ids, text=prompt.text)
+    whole = len(token_ids) == len(prompt.token_ids)
+    return Prompt(token_ids=token_ids, text=prompt.text if whole else None)

@@ -35,6 +35,7 @@ _COPIED = (
     "skip_special_tokens",
     "cache_salt",
     "allowed_token_ids",
+    "prompt_logprobs",
     "top_a",
     "tfs",
     "typical_p",
@@ -85,6 +86,9 @@ def check_fields(fields: SamplingFields, info: ModelInfo) -> None:
     _check_stop(fields)
     _check_cache_salt(fields.cache_salt)
     _check_unsupported(fields)
+    check_logprobs("prompt_logprobs", fields.prompt_logprobs)
+    if fields.stream and fields.prompt_logprobs is not None:
+        raise bad_request("prompt_logprobs cannot be streamed.", "prompt_logprobs")
     if fields.truncate_prompt_tokens is not None:
         _check_truncation(fields.truncate_prompt_tokens, info)
     params = sampling_params(fields, info, max_tokens=None, logprobs=None)
@@ -179,8 +183,6 @@ def _check_unsupported(fields: SamplingFields) -> None:
         )
     if fields.use_beam_search:
         raise not_supported("use_beam_search", "Beam search")
-    if fields.prompt_logprobs is not None:
-        raise not_supported("prompt_logprobs", "Logprobs of the prompt")
 
 
 def check_logprobs(name: str, value: int | None) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import safetensors
 
-from ingle.checkpoint.config_files import read_companions, read_json_object
+from ingle.checkpoint.config_files import read_companions, read_optional_object
 from ingle.checkpoint.header import ShardHeader, TensorEntry, read_header
 from ingle.checkpoint.shards import find_shards
 from ingle.errors import CheckpointError
@@ -84,16 +84,19 @@ class Checkpoint:
         self._count(name, tensor.numel() * tensor.element_size())
         return tensor
 
-    def info(self) -> CheckpointInfo:
+    def info(self, needs_config: bool = True) -> CheckpointInfo:
         """What the headers and JSON files say; reads no tensor.
+
+        Args:
+            needs_config: Whether config.json must be there; else a missing one is empty.
 
         Raises:
             CheckpointError: When config.json is missing or damaged.
         """
         config_path = self.path / "config.json"
-        if not config_path.is_file():
+        if needs_config and not config_path.is_file():
             raise CheckpointError(f"{config_path} is missing: {self.path} is no model folder.")
-        config = read_json_object(config_path)
+        config = read_optional_object(config_path)
         return CheckpointInfo(
             path=self.path,
             hf_config=config,

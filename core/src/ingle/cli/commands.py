@@ -17,7 +17,9 @@ _CORE: Final = {
     "chat": "ingle.cli.chat:chat",
     "fit": "ingle.cli.fit:fit",
     "plugins": "ingle.cli.plugins:plugins",
+    "dequantize": "ingle.cli.dequantize:dequantize",
     "bench": "ingle.cli.bench:bench",
+    "eval": "ingle.cli.evaluate:evaluate",
     "demo-model": "ingle.cli.demo_model:demo_model",
     "version": "ingle.cli.version:version",
 }

@@ -181,10 +181,11 @@ class BlockManager:
         return digests[at - 1]
 
     def _find_match(self, sequence: Sequence) -> PrefixMatch:
-        """The longest cached beginning. One token at least is left: logits come from computing."""
+        """The longest cached beginning, of tokens whose logits nobody needs: they come from
+        computing."""
         if not self.enable_prefix_caching:
             return PrefixMatch()
-        size, limit = self.block_size, sequence.num_tokens - 1
+        size, limit = self.block_size, sequence.num_reusable_tokens
         shared: list[int] = []
         while (start := len(shared) * size) < limit:
             query = tuple(sequence.token_ids[start : min(start + size, limit)])

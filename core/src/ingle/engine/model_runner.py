@@ -13,9 +13,12 @@ from ingle.attention.layer_cache import LayerCache
 from ingle.attention.metadata import ForwardBatch, SequenceSpan, consecutive_start
 from ingle.engine.step import ModelRunnerOutput, SampledToken, ScheduledRequest, SchedulerOutput
 from ingle.model.decoder import Model
-from ingle.sampling.sampler import DrawnToken, Sampler, SamplingRow
+from ingle.request import TokenLogprob
+from ingle.sampling.sampler import DrawnToken, Sampler, SamplingRow, prompt_logprobs
 from ingle.sampling.stages import History
 
+JUDGED_ROWS = 16
+"""Prompt positions whose logits exist at once: a whole chunk's would not fit beside the model."""
 CPU_OUT_OF_MEMORY = "DefaultCPUAllocator"
 """torch raises a bare RuntimeError when the CPU allocator fails; the message names it."""
 
@@ -66,10 +69,37 @@ class ModelRunner:
             return ModelRunnerOutput()
         hidden = self.model.hidden_states(self._batch(plan.scheduled), self.caches)
         sampling, last_rows = _sampling_rows(plan.scheduled)
-        if not sampling:
-            return ModelRunnerOutput()
-        logits = self.model.logits(_select(hidden, last_rows))
-        return _output(sampling, self.sampler(logits, [_row(item) for item in sampling]))
+        output = ModelRunnerOutput()
+        if sampling:
+            logits = self.model.logits(_select(hidden, last_rows))
+            output = _output(sampling, self.sampler(logits, [_row(item) for item in sampling]))
+        self._judge_prompts(plan.scheduled, hidden, output)
+        return output
+
+    def _judge_prompts(
+        self, scheduled: Sequence[ScheduledRequest], hidden: torch.Tensor, output: ModelRunnerOutput
+    ) -> None:
+        """Adds the log-probabilities of prompt tokens that requests want."""
+        start = 0
+        for item in scheduled:
+            if item.judging:
+                first = start + item.judging.start - item.num_computed_tokens
+                self._judge(item, hidden[first : first + len(item.judging)], output)
+            start += len(item.token_ids)
+
+    def _judge(
+        self, item: ScheduledRequest, hidden: torch.Tensor, output: ModelRunnerOutput
+    ) -> None:
+        tokens = item.prompt_token_ids[item.judging.start + 1 : item.judging.stop + 1]
+        judged: list[TokenLogprob] = []
+        for at in range(0, len(tokens), JUDGED_ROWS):
+            logits = self.model.logits(hidden[at : at + JUDGED_ROWS])
+            if not bool(torch.isfinite(logits.amax(-1)).all()):
+                output.errors[item.request_id] = "the model's logits for the prompt are not finite"
+                return
+            num_top = item.params.prompt_logprobs or 0
+            judged += prompt_logprobs(logits, tokens[at : at + JUDGED_ROWS], num_top)
+        output.prompt_logprobs[item.request_id] = judged
 
     def _batch(self, scheduled: Sequence[ScheduledRequest]) -> ForwardBatch:
         token_ids: list[int] = []

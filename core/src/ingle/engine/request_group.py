@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ingle.engine.sequence import Sequence
-from ingle.request import CompletionOutput, RequestOutput, SamplingParams
+from ingle.request import CompletionOutput, RequestOutput, SamplingParams, TokenLogprob
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -20,6 +20,7 @@ class RequestGroup:
         arrival_time: When it came, in seconds of the monotonic clock.
         sequences: One per completion.
         num_unfinished: Sequences whose end has not been reported.
+        prompt_judged: Whether the prompt's log-probabilities have been reported.
         first_token_time: When its first token came, or None.
         last_token_times: When each sequence's latest token came, by index.
     """
@@ -31,6 +32,7 @@ class RequestGroup:
     arrival_time: float
     sequences: tuple[Sequence, ...] = ()
     num_unfinished: int = 0
+    prompt_judged: bool = False
     first_token_time: float | None = None
     last_token_times: dict[int, float] = field(default_factory=dict)
 
@@ -49,4 +51,14 @@ class RequestGroup:
             outputs=completions,
             finished=self.num_unfinished == 0,
             num_cached_tokens=self.sequences[0].num_cached_tokens,
+            prompt_logprobs=self._prompt_logprobs(),
         )
+
+    def _prompt_logprobs(self) -> list[TokenLogprob | None] | None:
+        """The prompt's log-probabilities, once, as soon as all are known."""
+        first = self.sequences[0]
+        known = first.judges_prompt and first.prompt_computed
+        if self.prompt_judged or not known:
+            return None
+        self.prompt_judged = True
+        return [None, *first.prompt_logprobs]

@@ -75,7 +75,7 @@ class Scheduler:
         """Puts a new sequence at the end of the queue. One of no tokens ends at once."""
         self._live[sequence.sequence_id] = sequence
         self.waiting.append(sequence)
-        if sequence.max_tokens == 0:
+        if sequence.max_tokens == 0 and not sequence.judges_prompt:
             self.finish(sequence, "length")
             self._ended.append(Progress(sequence))
 
@@ -233,10 +233,14 @@ class Scheduler:
                 self.finish(sequence, "error", error=error)
                 progress.append(Progress(sequence))
                 continue
+            sequence.prompt_logprobs += outcome.prompt_logprobs.get(share.request_id, ())
             self._advance(sequence, len(share.token_ids))
             if share.samples and sampled is not None:
                 self._append(sequence, sampled.token_id)
                 progress.append(Progress(sequence, sampled))
+            elif sequence.max_tokens == 0 and sequence.prompt_computed:
+                self.finish(sequence, "length")
+                progress.append(Progress(sequence))
         return progress
 
     def fail_newest(self, plan: SchedulerOutput, error: str) -> list[Progress]:
@@ -295,5 +299,6 @@ def _share(sequence: Sequence, limit: int) -> ScheduledRequest:
         seed=sequence.seed,
         prompt_token_ids=sequence.prompt_token_ids,
         output_token_ids=sequence.output_token_ids,
-        samples=start + len(tokens) == sequence.num_tokens,
+        samples=start + len(tokens) == sequence.num_tokens and sequence.max_tokens > 0,
+        num_prompt_logprobs=len(sequence.prompt_logprobs) if sequence.judges_prompt else None,
     )

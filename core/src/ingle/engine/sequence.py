@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
-from ingle.request import FinishReason, SamplingParams
+from ingle.request import FinishReason, SamplingParams, TokenLogprob
 
 
 class SequenceStatus(Enum):
@@ -39,6 +39,7 @@ class Sequence:
         block_digests: Digest of the tokens up to the end of block i; filled as far as needed.
         num_indexed_blocks: Leading full blocks already offered to the prefix index.
         prompt_computed: Whether the prompt was computed once; stays when preempted.
+        prompt_logprobs: Of the prompt's tokens from position 1 on, as far as computed.
         admitted: Whether it ever held blocks.
     """
 
@@ -59,6 +60,7 @@ class Sequence:
     block_digests: list[bytes] = field(default_factory=list)
     num_indexed_blocks: int = 0
     prompt_computed: bool = False
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     admitted: bool = False
     status: SequenceStatus = SequenceStatus.WAITING
     finish_reason: FinishReason | None = None
@@ -82,6 +84,20 @@ class Sequence:
     def finished(self) -> bool:
         """Whether it has ended, for whatever reason."""
         return self.status is SequenceStatus.FINISHED
+
+    @property
+    def judges_prompt(self) -> bool:
+        """Whether it is the one of its family that reports the prompt's log-probabilities."""
+        return self.index == 0 and self.params.prompt_logprobs is not None
+
+    @property
+    def num_reusable_tokens(self) -> int:
+        """Tokens whose keys and values may come from the cache: not the last one's, whose logits
+        are needed, and none whose logits judge a prompt token not judged yet."""
+        last = len(self.token_ids) - 1
+        if not self.judges_prompt or len(self.prompt_logprobs) >= len(self.prompt_token_ids) - 1:
+            return last
+        return len(self.prompt_logprobs)
 
     def append(self, token_id: int) -> None:
         """Adds a generated token."""

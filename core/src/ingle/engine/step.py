@@ -23,6 +23,9 @@ class ScheduledRequest:
         prompt_token_ids: The whole prompt. Read only.
         output_token_ids: Everything generated so far. Read only.
         samples: Whether the step reaches the request's last token, so that a next one is drawn.
+        num_prompt_logprobs: How many of the prompt's log-probabilities are known: of positions 1
+            to this. The step adds those of the positions after it that it reaches. None: nobody
+            wants any.
     """
 
     request_id: str
@@ -34,11 +37,21 @@ class ScheduledRequest:
     prompt_token_ids: Sequence[int]
     output_token_ids: Sequence[int]
     samples: bool
+    num_prompt_logprobs: int | None = None
 
     @property
     def seq_len(self) -> int:
         """Tokens in the cache once this step has run."""
         return self.num_computed_tokens + len(self.token_ids)
+
+    @property
+    def judging(self) -> range:
+        """Positions whose logits judge a prompt token whose log-probability is wanted: each the
+        one after it."""
+        if self.num_prompt_logprobs is None:
+            return range(0)
+        first = max(self.num_computed_tokens, self.num_prompt_logprobs)
+        return range(first, min(self.seq_len, len(self.prompt_token_ids) - 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,10 +90,12 @@ class ModelRunnerOutput:
     Attributes:
         sampled: By request id, for every request with ``samples``, unless it failed.
         errors: By request id: why this request alone must end (NaN logits, say).
+        prompt_logprobs: By request id, for every request with ``judging`` positions: one each.
     """
 
     sampled: dict[str, SampledToken] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
+    prompt_logprobs: dict[str, list[TokenLogprob]] = field(default_factory=dict)
 
 
 class Runner(Protocol):

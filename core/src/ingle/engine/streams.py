@@ -107,6 +107,8 @@ def merge_output(older: RequestOutput, newer: RequestOutput) -> None:
             older.outputs.append(completion)
     older.finished = newer.finished
     older.num_cached_tokens = newer.num_cached_tokens
+    if newer.prompt_logprobs is not None:
+        older.prompt_logprobs = newer.prompt_logprobs
 
 
 def _merge_completion(older: CompletionOutput, newer: CompletionOutput) -> None:

@@ -133,6 +133,26 @@ def _pick(logits: torch.Tensor, number: float) -> int:
     return int(torch.searchsorted(cumulated, target, right=True))
 
 
+def prompt_logprobs(
+    logits: torch.Tensor, token_ids: Sequence[int], num_top: int
+) -> list[TokenLogprob]:
+    """What ``logits`` float32 [R, V] say of the tokens ``token_ids`` that came after each row."""
+    raw = logits.log_softmax(-1)
+    at = torch.tensor(token_ids, device=raw.device)[:, None]
+    chosen = raw.gather(1, at)
+    ranks = ((raw > chosen).sum(-1) + 1).tolist()
+    values, ids = raw.topk(num_top, -1)
+    tops = zip(ids.tolist(), values.tolist(), strict=True)
+    return [
+        TokenLogprob(
+            token_id=token_id, logprob=logprob, rank=rank, top=tuple(zip(*top, strict=True))
+        )
+        for token_id, logprob, rank, top in zip(
+            token_ids, chosen[:, 0].tolist(), ranks, tops, strict=True
+        )
+    ]
+
+
 def token_logprob(raw: torch.Tensor, token_id: int, num_top: int) -> TokenLogprob:
     """Log-probability, rank and the ``num_top`` likeliest tokens from ``raw`` float32 [V]."""
     chosen = raw[token_id]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -84,8 +85,6 @@ def _check(service: Service, body: CompletionRequest) -> list[RawPrompt]:
     _check_best_of(body)
     if body.suffix:
         raise not_supported("suffix", "Inserting between prompt and suffix")
-    if body.echo and body.logprobs is not None:
-        raise not_supported("echo", "Echo together with logprobs")
     return raw
 
 
@@ -114,6 +113,9 @@ def _take_off(
         structured=None if wanted is None else wanted.grammar,
         words=words_of(service.engine, body),
     )
+    if body.echo and body.logprobs is not None:
+        most = max(body.logprobs, body.prompt_logprobs or 0)
+        params = replace(params, prompt_logprobs=most)
     return service.take_off("cmpl", prompts, params)
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ingle_server.schemas.sampling import SamplingFields
+from ingle_server.schemas.sampling import PromptLogprobs, SamplingFields
 from ingle_server.schemas.usage import Usage
 
 
@@ -153,6 +153,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     choices: list[ChatChoice]
     usage: Usage
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class FunctionDelta(msgspec.Struct, kw_only=True):

@@ -107,7 +107,20 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     dynatemp_high: float | None = None
     dry_penalty_last_n: int | None = None
 
-    # Not supported yet.
     prompt_logprobs: int | None = None
+
+    # Not supported yet.
     use_beam_search: bool | None = None
     prompt_embeds: Any = None
+
+
+class PromptLogprob(msgspec.Struct, kw_only=True):
+    """One token at one position of the prompt; ``rank`` is 1 for the likeliest."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""One entry per prompt token: its own and the likeliest tokens by id, null for the first."""
