@@ -21,19 +21,31 @@ from ingle_server.routes.health import health, load, version
 from ingle_server.routes.metrics import metrics
 from ingle_server.routes.models import list_models, retrieve_model
 from ingle_server.routes.plugins import plugins
+from ingle_server.routes.responses import (
+    cancel_response,
+    create_response,
+    delete_response,
+    list_input_items,
+    retrieve_response,
+)
 from ingle_server.routes.tokens import detokenize, tokenize
 from ingle_server.service import Service
 
 ROUTES = [
+    cancel_response,
     create_chat_completion,
     create_completion,
+    create_response,
+    delete_response,
     detokenize,
     health,
+    list_input_items,
     list_models,
     load,
     metrics,
     plugins,
     retrieve_model,
+    retrieve_response,
     tokenize,
     version,
 ]
@@ -79,7 +91,7 @@ def _cors(config: ServerConfig) -> CORSConfig | None:
         return None
     return CORSConfig(
         allow_origins=list(config.allowed_origins),
-        allow_methods=["GET", "POST", "OPTIONS"],
+        allow_methods=["GET", "POST", "DELETE", "OPTIONS"],
         allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
         allow_credentials=False,
         expose_headers=["X-Request-Id"],
