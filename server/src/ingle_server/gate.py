@@ -10,6 +10,7 @@ from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 
 from ingle_server.auth import KeyRing
 from ingle_server.config import ServerConfig, is_loopback
+from ingle_server.error_shapes import error_body
 from ingle_server.errors import ApiError, shown, shutting_down
 from ingle_server.service import Service
 
@@ -45,7 +46,8 @@ class Gate:
         try:
             self._check(scope, headers)
         except ApiError as error:
-            await _answer(error, send)
+            path = scope["path"].removeprefix(self._service.config.root_path)
+            await _answer(error, error_body(path, error), send)
             return
         self._service.num_open_requests += 1
         try:
@@ -61,7 +63,7 @@ class Gate:
             raise ApiError(414, f"The path is longer than {MAX_PATH} characters.")
         self._check_host(headers.get(b"host", b""))
         if path not in OPEN_PATHS and not self._is_preflight(scope, headers):
-            self._keys.check(headers.get(b"authorization"))
+            self._keys.check(headers.get(b"authorization"), headers.get(b"x-api-key"))
         if self._service.draining and path not in DRAINING_PATHS:
             raise shutting_down()
 
@@ -109,8 +111,7 @@ def _with_request_id(send: Send, request_id: bytes) -> Send:
     return send_with_id
 
 
-async def _answer(error: ApiError, send: Send) -> None:
-    body = error.encode()
+async def _answer(error: ApiError, body: bytes, send: Send) -> None:
     headers = {
         "content-type": "application/json",
         "content-length": str(len(body)),
