@@ -128,7 +128,6 @@ def test_a_running_request_ends_before_the_swap_and_later_ones_queue_behind() ->
             wait_until(lambda: running.service.models.num_waiting == 2)
             assert shelf.loads == ["a"]
             running.do(engine.release)  # type: ignore[attr-defined]
-            del current, engine
             answers = [text(future.result(TIMEOUT)) for future in (first, second, third)]
         assert answers == ["I am a.", "I am b.", "I am a."]
         assert shelf.loads == ["a", "b", "a"]
@@ -251,7 +250,6 @@ def test_a_request_that_runs_longer_than_the_idle_time_keeps_its_model() -> None
         threading.Event().wait(0.15)
         assert running.service.models.current is not None
         running.do(engine.release)
-        del engine
         assert text(answer.result(TIMEOUT)) == "I am a."
         wait_until(lambda: running.service.models.current is None)
 

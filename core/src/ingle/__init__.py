@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         RequestError,
     )
     from ingle.llm import LLM
+    from ingle.quantize.evaluation import Evaluation, evaluate
     from ingle.request import CompletionOutput, GrammarSpec, RequestOutput, SamplingParams
 
 __version__ = "0.1.0"
@@ -38,6 +39,7 @@ __all__ = [
     "Conversation",
     "EngineConfig",
     "EngineDeadError",
+    "Evaluation",
     "GrammarSpec",
     "IngleError",
     "PluginError",
@@ -45,6 +47,7 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "__version__",
+    "evaluate",
     "release_memory",
 ]
 
@@ -53,10 +56,12 @@ _HOMES = {
     "CompletionOutput": "ingle.request",
     "Conversation": "ingle.checkpoint.chat_template",
     "EngineConfig": "ingle.config",
+    "Evaluation": "ingle.quantize.evaluation",
     "GrammarSpec": "ingle.request",
     "LLM": "ingle.llm",
     "RequestOutput": "ingle.request",
     "SamplingParams": "ingle.request",
+    "evaluate": "ingle.quantize.evaluation",
     "release_memory": "ingle.engine.release",
 }
 

@@ -20,14 +20,17 @@ class KeyRing:
         scheme, _, key = (authorization or b"").partition(b" ")
         return scheme.lower() == b"bearer" and self._holds(key)
 
-    def check(self, authorization: bytes | None) -> None:
-        """Lets a request with this ``Authorization`` header pass.
+    def check(self, authorization: bytes | None, x_api_key: bytes | None = None) -> None:
+        """Lets a request with this ``Authorization`` header pass, or with this ``x-api-key``,
+        which Anthropic's clients send instead.
 
         Raises:
             ApiError: 401 when the header is missing or wrong.
         """
         if not self._digests:
             return
+        if authorization is None and x_api_key is not None:
+            authorization = b"Bearer " + x_api_key
         if authorization is None:
             raise _unauthorized("No API key given: send it as Authorization: Bearer KEY.")
         scheme, _, key = authorization.partition(b" ")

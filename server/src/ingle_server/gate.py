@@ -10,6 +10,7 @@ from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 
 from ingle_server.auth import KeyRing, admin_authorization
 from ingle_server.config import ServerConfig, is_loopback
+from ingle_server.error_shapes import error_body
 from ingle_server.errors import ApiError, shown, shutting_down
 from ingle_server.service import Service
 from ingle_server.visit import Visit
@@ -47,7 +48,8 @@ class Gate:
         try:
             self._check(scope, headers)
         except ApiError as error:
-            await _answer(error, send)
+            path = scope["path"].removeprefix(self._service.config.root_path)
+            await _answer(error, error_body(path, error), send)
             return
         self._service.num_open_requests += 1
         visit = Visit(self._service)
@@ -73,7 +75,7 @@ class Gate:
     def _check_key(self, headers: dict[bytes, bytes]) -> None:
         """Lets holders of a key pass; an admin key opens everything."""
         if not self._admins.accepts(admin_authorization(headers)):
-            self._keys.check(headers.get(b"authorization"))
+            self._keys.check(headers.get(b"authorization"), headers.get(b"x-api-key"))
 
     def _check_host(self, value: bytes) -> None:
         """Refuses foreign names on a loopback address: a web page that rebinds its own DNS name to
@@ -119,8 +121,7 @@ def _with_request_id(send: Send, request_id: bytes) -> Send:
     return send_with_id
 
 
-async def _answer(error: ApiError, send: Send) -> None:
-    body = error.encode()
+async def _answer(error: ApiError, body: bytes, send: Send) -> None:
     headers = {
         "content-type": "application/json",
         "content-length": str(len(body)),

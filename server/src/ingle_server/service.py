@@ -16,6 +16,7 @@ from ingle_server.errors import ApiError, engine_dead, shorten
 from ingle_server.flight import Flight, Prompt
 from ingle_server.metrics import Metrics
 from ingle_server.model_manager import LoadedModel, ModelManager, nothing_loaded
+from ingle_server.responses.store import ResponseStore
 from ingle_server.tools.reading import Reading
 
 T = TypeVar("T")
@@ -34,6 +35,7 @@ class _Shared:
     draining: bool = False
     num_open_requests: int = 0
     flights: set[Flight] = field(default_factory=set)
+    responses: ResponseStore = field(default_factory=ResponseStore)
 
 
 class Service:
@@ -67,6 +69,11 @@ class Service:
     def metrics(self) -> Metrics:
         """What Prometheus reads."""
         return self._shared.metrics
+
+    @property
+    def responses(self) -> ResponseStore:
+        """Answers kept for ``/v1/responses``."""
+        return self._shared.responses
 
     @property
     def started(self) -> int:
