@@ -152,6 +152,10 @@ class ModelManager:
         assert loaded is not None
         return loaded
 
+    def hold(self) -> None:
+        """Another lease on the model in memory, for a holder of one; ``release`` ends each."""
+        self._num_leases += 1
+
     def release(self) -> None:
         """Gives a lease back."""
         self._num_leases -= 1

@@ -167,16 +167,22 @@ class Service:
             raise engine_dead(in_flight=False) from None
 
     def take_off(self, prefix: str, prompts: list[Prompt], params: SamplingParams) -> Flight:
-        """Starts generating; the caller must ``land`` the flight however it ends."""
+        """Starts generating; the caller must ``land`` the flight however it ends.
+
+        Until then it holds its model, even when its request's answer is out (in the background).
+        """
         flight = Flight(f"{prefix}-{uuid.uuid4().hex}", prompts, params)
         self._shared.flights.add(flight)
+        self.models.hold()
         flight.start(self.engine)
         return flight
 
     def land(self, flight: Flight) -> None:
         """Aborts what still runs of ``flight`` and forgets it."""
         flight.close()
-        self._shared.flights.discard(flight)
+        if flight in self._shared.flights:
+            self._shared.flights.discard(flight)
+            self.models.release()
 
     def fail_all(self, error: Exception) -> None:
         """Ends every request in flight, and those that wait for a model, with ``error``."""
