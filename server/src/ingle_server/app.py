@@ -15,6 +15,7 @@ from ingle_server.engine_client import EngineClient
 from ingle_server.error_shapes import error_body
 from ingle_server.errors import to_api_error
 from ingle_server.gate import Gate
+from ingle_server.routes.anthropic import count_message_tokens, create_message
 from ingle_server.routes.chat import create_chat_completion
 from ingle_server.routes.completions import create_completion
 from ingle_server.routes.health import health, load, version
@@ -35,8 +36,10 @@ from ingle_server.visit import provide_service
 
 ROUTES = [
     cancel_response,
+    count_message_tokens,
     create_chat_completion,
     create_completion,
+    create_message,
     create_response,
     delete_response,
     detokenize,
@@ -99,7 +102,13 @@ def _cors(config: ServerConfig) -> CORSConfig | None:
     return CORSConfig(
         allow_origins=list(config.allowed_origins),
         allow_methods=["GET", "POST", "DELETE", "OPTIONS"],
-        allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
+        allow_headers=[
+            "Authorization",
+            "Content-Type",
+            "X-Request-Id",
+            "X-Api-Key",
+            "Anthropic-Version",
+        ],
         allow_credentials=False,
         expose_headers=["X-Request-Id"],
     )
