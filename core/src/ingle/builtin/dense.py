@@ -38,7 +38,7 @@ PRIORITY = -100
 FLOAT_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}
 """safetensors dtypes a dense weight may have, with their size. Float8 needs scales: not dense."""
 
-EMBEDDING_NAME = re.compile(r"(^|[._])(wte|wpe|embed\w*|\w*embeddings?)$")
+EMBEDDING_NAME = re.compile(r"(^|[._])(?!embed_out$)(wte|wpe|embed\w*|\w*embeddings?)$")
 """Module names of lookup tables: 2-D tensors named ``weight`` that are not linears."""
 
 STACKED_EXPERTS = re.compile(r"(^|\.)experts\.\w+$")
