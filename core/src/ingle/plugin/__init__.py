@@ -24,6 +24,7 @@ from ingle.plugin.linear import (
     WeightFormat,
     WeightLoader,
 )
+from ingle.plugin.quantizer import InputSource, LinearSite, Quantizer, QuantizerBlock
 
 if TYPE_CHECKING:
     from ingle.plugin.affine import AffineWeight
@@ -39,15 +40,19 @@ __all__ = [
     "DeviceInfo",
     "Epilogue",
     "IngleError",
+    "InputSource",
     "KVCacheFormat",
     "KVCacheGeometry",
     "KVStore",
     "KernelUse",
+    "LinearSite",
     "LinearSpec",
     "LinearWeight",
     "MatmulKernel",
     "PagedSide",
     "PluginError",
+    "Quantizer",
+    "QuantizerBlock",
     "Shard",
     "Support",
     "TensorReader",
