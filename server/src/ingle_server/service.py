@@ -15,6 +15,7 @@ from ingle_server.engine_client import EngineClient
 from ingle_server.errors import ApiError, engine_dead, shorten
 from ingle_server.flight import Flight, Prompt
 from ingle_server.metrics import Metrics
+from ingle_server.responses.store import ResponseStore
 from ingle_server.tools.reading import Reading
 
 T = TypeVar("T")
@@ -36,6 +37,7 @@ class Service:
         self.config = config
         self.metrics = Metrics(engine)
         self.reading = Reading(engine, config)
+        self.responses = ResponseStore()
         self.started = int(time.time())
         self.draining = False
         self.num_open_requests = 0

@@ -109,6 +109,36 @@ class TritonDecode:
     tile: tuple[int, int]
 
 
+RowFunction = Callable[["Sequence[torch.Tensor]", "torch.Tensor"], "torch.Tensor"]
+"""``function(tensors, x)``: float32 [K], in kernel order, to float32 [stored N]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowProduct:
+    """One row times a weight, in torch operators that torch's compiler makes one loop of.
+
+    On a CPU core compiles a whole decode step of a layer ahead of time, this product in it.
+
+    Attributes:
+        function: A function of a module (no lambda, no method): the compiler runs in a process of
+            its own and imports it by name. Shapes and dtypes are constants to it.
+        shapes: Shape and dtype of each of the tensors.
+        tensors: Gives the tensors the function reads. Called once, when the result is there.
+        copied_bytes: Bytes that ``tensors`` makes anew, instead of handing out the weight's own.
+    """
+
+    function: RowFunction
+    shapes: tuple[tuple[tuple[int, ...], torch.dtype], ...]
+    tensors: Callable[[], Sequence[torch.Tensor]]
+    copied_bytes: int = 0
+
+    @classmethod
+    def over(cls, function: RowFunction, *tensors: torch.Tensor) -> Self:
+        """A product that reads the weight's own tensors as they are."""
+        shapes = tuple((tuple(t.shape), t.dtype) for t in tensors)
+        return cls(function=function, shapes=shapes, tensors=lambda: tensors)
+
+
 class LinearWeight(ABC):
     """One linear's weight in whatever form its format keeps it. It owns its bytes.
 
@@ -148,6 +178,11 @@ class LinearWeight(ABC):
 
         Works on a weight as loaded and as prepared: core moves weights with it, and restores one
         that a faulty kernel has ruined."""
+
+    def row_product(self) -> RowProduct | None:
+        """How a compiled decode step on a CPU multiplies with this weight, as prepared; None:
+        layers that hold one stay uncompiled."""
+        return None
 
     @property
     def nbytes(self) -> int:
