@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,6 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from ingle.builtin.affine_cpu import ingle_matmul_kernels
 from ingle.checkpoint.safetensors import Checkpoint, open_checkpoint
+from ingle.cli import main
 from ingle.plugin import (
     CheckpointInfo,
     DeviceInfo,
@@ -81,16 +84,27 @@ def cpu_product() -> Callable[..., torch.Tensor]:
     return multiply
 
 
-@pytest.fixture(scope="session")
-def round_to_nearest() -> ModuleType:
-    """The packer beside this file."""
-    path = Path(__file__).with_name("round_to_nearest.py")
-    spec = importlib.util.spec_from_file_location("round_to_nearest", path)
+def import_beside(name: str, folder: Path = Path(__file__).parent) -> ModuleType:
+    """The module ``name`` of ``folder``: test folders are no packages."""
+    spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(name, module)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="session")
+def round_to_nearest() -> ModuleType:
+    """The packer beside this file."""
+    return import_beside("round_to_nearest")
+
+
+@pytest.fixture(scope="session")
+def wild() -> ModuleType:
+    """Packers of every layout, ``wild_packers.py``."""
+    return import_beside("wild_packers")
 
 
 WriteFolder = Callable[..., Folder]
@@ -132,3 +146,36 @@ def open_case(write_folder: WriteFolder) -> Callable[[Mapping[str, Any]], Folder
         return write_folder(tensors, case["config"], case["extra_files"])
 
     return open_one
+
+
+Run = Callable[..., dict[str, torch.Tensor]]
+
+
+@pytest.fixture(scope="session")
+def plugin_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that makes this checkout's plugins count as installed."""
+    live_server = import_beside("live_server", Path(__file__).parents[1] / "end_to_end")
+    site = tmp_path_factory.mktemp("site")
+    live_server.environment(site)
+    return site
+
+
+@pytest.fixture
+def dequantize(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plugin_site: Path) -> Run:
+    """Runs ``ingle dequantize`` on a folder of these tensors and JSON files; what it wrote."""
+    monkeypatch.syspath_prepend(str(plugin_site))
+    runs = count()
+
+    def run(
+        tensors: Mapping[str, torch.Tensor], files: Mapping[str, Any], *flags: str
+    ) -> dict[str, torch.Tensor]:
+        number = next(runs)
+        source, out = tmp_path / f"source{number}", tmp_path / f"out{number}"
+        source.mkdir()
+        save_file({k: v.contiguous() for k, v in tensors.items()}, source / "model.safetensors")
+        for name, content in files.items():
+            (source / name).write_text(json.dumps(content))
+        assert main(["dequantize", str(source), str(out), *flags]) == 0
+        return load_file(out / "model.safetensors")
+
+    return run

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from ingle.cli import main
 from ingle.engine import dequantize as engine_dequantize
@@ -24,35 +23,6 @@ EXL2 = [
     if case["kind"] in ("exl2_linear", "converter")
 ]
 Run = Callable[..., dict[str, torch.Tensor]]
-
-
-@pytest.fixture
-def dequantize(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> Run:
-    """Runs the command on a folder of these tensors; the tensors it wrote."""
-    path = Path(__file__).parents[1] / "end_to_end" / "live_server.py"
-    spec = importlib.util.spec_from_file_location("live_server_for_formats", path)
-    assert spec is not None
-    assert spec.loader is not None
-    live_server = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(live_server)
-    site = tmp_path_factory.mktemp("site")
-    live_server.environment(site)
-    monkeypatch.syspath_prepend(str(site))
-
-    def run(
-        tensors: Mapping[str, torch.Tensor], files: Mapping[str, Any], *flags: str
-    ) -> dict[str, torch.Tensor]:
-        source = tmp_path / "source"
-        source.mkdir()
-        save_file({k: v.contiguous() for k, v in tensors.items()}, source / "model.safetensors")
-        for name, content in files.items():
-            (source / name).write_text(json.dumps(content))
-        assert main(["dequantize", str(source), str(tmp_path / "out"), *flags]) == 0
-        return load_file(tmp_path / "out" / "model.safetensors")
-
-    return run
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -77,8 +47,8 @@ def test_every_packed_linear_is_the_one_its_writer_packed(
             torch.testing.assert_close(weight, wanted, rtol=1e-6, atol=0)
         else:
             assert torch.equal(weight, wanted.to(getattr(torch, dtype)))
-    assert json.loads((tmp_path / "out" / "config.json").read_text()) == {"model_type": "llama"}
-    assert not any((tmp_path / "out" / name).exists() for name in case["extra_files"])
+    assert json.loads((tmp_path / "out0" / "config.json").read_text()) == {"model_type": "llama"}
+    assert not any((tmp_path / "out0" / name).exists() for name in case["extra_files"])
 
 
 @pytest.mark.parametrize("case", EXL2, ids=lambda case: case["file"])
@@ -102,13 +72,13 @@ def test_a_tiny_exl2_model_becomes_the_expected_dense_model(
     assert {n: t.shape for n, t in found.items()} == {n: t.shape for n, t in wanted.items()}
     for tensor in wanted:
         assert torch.equal(found[tensor].float(), wanted[tensor].float()), tensor
-    assert (tmp_path / "out" / "tokenizer_config.json").exists()
-    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (tmp_path / "out0" / "tokenizer_config.json").exists()
+    written = json.loads((tmp_path / "out0" / "config.json").read_text())
     assert "quantization_config" not in written
     assert written["torch_dtype"] == "float16"
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out0", dtype=torch.float32)
     expected = load_file(folder / "expected" / "logits.safetensors")
     with torch.inference_mode():
         logits = model(expected["input_ids"]).logits
@@ -124,7 +94,7 @@ def test_a_packed_head_of_a_tied_model_is_not_tied_any_more(
     files = {"config.json": {"tie_word_embeddings": True, "quantization_config": {"bits": 4}}}
     found = dequantize(tensors, files)
     assert set(found) == {"lm_head.weight", "model.embed_tokens.weight"}
-    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    written = json.loads((tmp_path / "out0" / "config.json").read_text())
     assert written == {"tie_word_embeddings": False}
 
 
@@ -140,7 +110,7 @@ def test_large_models_are_cut_into_files_with_an_index(
     }
     with pytest.raises(FileNotFoundError):
         dequantize(tensors, {"config.json": {}})
-    out = tmp_path / "out"
+    out = tmp_path / "out0"
     index = json.loads((out / "model.safetensors.index.json").read_text())["weight_map"]
     assert set(index) == {f"{name}.weight" for name in weights}
     assert sorted(set(index.values())) == sorted(p.name for p in out.glob("*.safetensors"))
@@ -163,5 +133,5 @@ def test_a_dense_folder_and_a_full_target_are_refused(
     assert "dense already" in capsys.readouterr().err
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").write_text("x")
-    assert main(["dequantize", str(tmp_path / "source"), str(tmp_path / "full")]) == 2
+    assert main(["dequantize", str(tmp_path / "source0"), str(tmp_path / "full")]) == 2
     assert "not empty" in capsys.readouterr().err

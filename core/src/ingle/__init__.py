@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ingle.checkpoint.chat_template import Conversation
     from ingle.config import EngineConfig
     from ingle.engine.async_engine import AsyncEngine
+    from ingle.engine.release import release_memory
     from ingle.errors import (
         CapacityError,
         CheckpointError,
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
         RequestError,
     )
     from ingle.llm import LLM
+    from ingle.quantize.evaluation import Evaluation, evaluate
     from ingle.request import CompletionOutput, GrammarSpec, RequestOutput, SamplingParams
 
 __version__ = "0.1.0"
@@ -37,6 +39,7 @@ __all__ = [
     "Conversation",
     "EngineConfig",
     "EngineDeadError",
+    "Evaluation",
     "GrammarSpec",
     "IngleError",
     "PluginError",
@@ -44,6 +47,8 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "__version__",
+    "evaluate",
+    "release_memory",
 ]
 
 _HOMES = {
@@ -51,10 +56,13 @@ _HOMES = {
     "CompletionOutput": "ingle.request",
     "Conversation": "ingle.checkpoint.chat_template",
     "EngineConfig": "ingle.config",
+    "Evaluation": "ingle.quantize.evaluation",
     "GrammarSpec": "ingle.request",
     "LLM": "ingle.llm",
     "RequestOutput": "ingle.request",
     "SamplingParams": "ingle.request",
+    "evaluate": "ingle.quantize.evaluation",
+    "release_memory": "ingle.engine.release",
 }
 
 

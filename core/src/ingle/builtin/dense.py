@@ -24,6 +24,7 @@ from ingle.plugin import (
     WeightLoader,
     hookimpl,
 )
+from ingle.plugin.checkpoint import EMBEDDING_NAME
 
 if TYPE_CHECKING:
     import torch
@@ -37,9 +38,6 @@ PRIORITY = -100
 
 FLOAT_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}
 """safetensors dtypes a dense weight may have, with their size. Float8 needs scales: not dense."""
-
-EMBEDDING_NAME = re.compile(r"(^|[._])(?!embed_out$)(wte|wpe|embed\w*|\w*embeddings?)$")
-"""Module names of lookup tables: 2-D tensors named ``weight`` that are not linears."""
 
 STACKED_EXPERTS = re.compile(r"(^|\.)experts\.\w+$")
 """Names of tensors that hold one linear of every expert: [experts, N, K], with or without

@@ -19,6 +19,7 @@ _CORE: Final = {
     "plugins": "ingle.cli.plugins:plugins",
     "dequantize": "ingle.cli.dequantize:dequantize",
     "bench": "ingle.cli.bench:bench",
+    "eval": "ingle.cli.evaluate:evaluate",
     "demo-model": "ingle.cli.demo_model:demo_model",
     "version": "ingle.cli.version:version",
 }

@@ -54,7 +54,7 @@ def _packed_linears(
         yield PackedLinear(
             name=name,
             out_features=outputs if _is_padding(outputs, stored_out) else stored_out,
-            in_features=inputs if 0 < stored_in - inputs < PADDING else stored_in,
+            in_features=inputs if inputs > 0 and 0 < stored_in - inputs < PADDING else stored_in,
             own_tensors=own,
             other_tensors=tuple(tensor for tensor in tensors if tensor not in own),
         )
@@ -62,7 +62,8 @@ def _packed_linears(
 
 def _is_padding(wanted: int, stored: int) -> bool:
     """Whether ``stored`` outputs can only be ``wanted`` ones and padding."""
-    return wanted % PADDING != 0 and stored % PADDING == 0 and 0 < stored - wanted < MAX_PADDING
+    odd = wanted % PADDING != 0 and stored % PADDING == 0
+    return wanted > 0 and odd and 0 < stored - wanted < MAX_PADDING
 
 
 def _stated_sizes(config: Mapping[str, Any]) -> dict[str, tuple[int, int]]:

@@ -4,6 +4,7 @@ meet."""
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -77,8 +78,14 @@ class Opened:
     cache_formats: tuple[KVCacheFormat, KVCacheFormat]
 
 
-def build_engine_core(config: EngineConfig) -> EngineCore:
+def build_engine_core(
+    config: EngineConfig, on_progress: Callable[[int, int], None] | None = None
+) -> EngineCore:
     """Loads a model and everything around it.
+
+    Args:
+        config: What to load and how.
+        on_progress: Called with (bytes read, bytes in all) while weights are read.
 
     Raises:
         ConfigError: An option cannot work.
@@ -87,7 +94,7 @@ def build_engine_core(config: EngineConfig) -> EngineCore:
         CapacityError: The KV cache does not fit.
     """
     path = resolve_model(config.model, config.revision)
-    with LoadProgress(path) as progress:
+    with LoadProgress(path, on_progress=on_progress) as progress:
         opened = choose_parts(config, path, progress.checkpoint)
         tokenizer = load_tokenizer(config.tokenizer or path)
         before = held_bytes(opened.device)

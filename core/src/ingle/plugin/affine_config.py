@@ -7,14 +7,19 @@ format believes none of it against the tensors: it decides only what shapes leav
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from ingle.errors import CheckpointError
 from ingle.plugin.checkpoint import CheckpointInfo
 
+T = TypeVar("T")
+
 _FILES = ("quantize_config.json", "quant_config.json")
+_TEXT_PREFIXES = ("", "model.", "model.language_model.", "language_model.model.", "language_model.")
+"""What a text model's names start with, from one version of its library to the next."""
+_TEXT_NAME = re.compile(r"^(?:model\.)?(?:language_model\.)?(?:model\.)?((?:layers\.|lm_head$).*)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,30 +36,34 @@ class AffineConfig:
     """The quantisation config of one checkpoint; every key is optional.
 
     Attributes:
-        values: The JSON object as found; empty when there is none.
-        source: The file it came from, for messages; empty when there is none.
+        files: The JSON objects found, the most trusted first: what one leaves out, the next may
+            say.
+        source: The file the first came from, for messages; empty when there is none.
     """
 
-    values: Mapping[str, Any]
+    files: tuple[Mapping[str, Any], ...]
     source: str
 
     @classmethod
     def find(cls, info: CheckpointInfo) -> AffineConfig:
-        """From ``config.json``, else ``quantize_config.json``, else ``quant_config.json``."""
-        if info.quantization_config:
-            return cls(values=info.quantization_config, source="config.json")
-        for name in _FILES:
-            values = info.config_files.get(name)
-            if values:
-                return cls(values=values, source=name)
-        return cls(values={}, source="")
+        """From ``config.json``, then ``quantize_config.json``, then ``quant_config.json``."""
+        found = {"config.json": info.quantization_config or {}}
+        found |= {name: info.config_files.get(name) or {} for name in _FILES}
+        stated = {name: values for name, values in found.items() if values}
+        return cls(files=tuple(stated.values()), source=next(iter(stated), ""))
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """Every key, as the most trusted file says it."""
+        return {key: value for values in reversed(self.files) for key, value in values.items()}
 
     def text(self, *keys: str) -> str | None:
         """The first of ``keys`` that holds a string, in lower case."""
-        for key in keys:
-            value = self.values.get(key)
-            if isinstance(value, str) and value:
-                return value.lower()
+        for values in self.files:
+            for key in keys:
+                value = values.get(key)
+                if isinstance(value, str) and value:
+                    return value.lower()
         return None
 
     @property
@@ -70,12 +79,13 @@ class AffineConfig:
     def module(self, name: str) -> ModuleOptions:
         """What it says about the module with checkpoint name ``name``, overrides applied."""
         override = self._dynamic(name) or self._extra_config(name)
-        values = {**self.values, **override}
-        symmetric = _symmetric(override)
+        files = (override, *self.files)
         return ModuleOptions(
-            bits=_integer(values, "bits", "w_bit", "wbits"),
-            group_size=_integer(values, "group_size", "q_group_size", "groupsize"),
-            symmetric=_symmetric(self.values) if symmetric is None else symmetric,
+            bits=_first(files, lambda v: _integer(v, "bits", "w_bit", "wbits")),
+            group_size=_first(
+                files, lambda v: _integer(v, "group_size", "q_group_size", "groupsize")
+            ),
+            symmetric=_first(files, _symmetric),
         )
 
     def _dynamic(self, name: str) -> Mapping[str, Any]:
@@ -83,21 +93,29 @@ class AffineConfig:
 
         Negative patterns (``-:``) mean "not quantised", which the tensors already say.
         """
-        for pattern, override in _mapping(self.values.get("dynamic")).items():
-            expression = pattern[2:] if pattern[:2] in ("+:", "-:") else pattern
-            if self._compile(expression).match(name):
-                return {} if pattern.startswith("-:") else _mapping(override)
+        rules = _mapping(self.values.get("dynamic"))
+        for spelling in _spellings(name) if rules else ():
+            for pattern, override in rules.items():
+                expression = pattern[2:] if pattern[:2] in ("+:", "-:") else pattern
+                if self._compile(expression).match(spelling):
+                    return {} if pattern.startswith("-:") else _mapping(override)
         return {}
 
     def _extra_config(self, name: str) -> Mapping[str, Any]:
         """AutoRound's ``extra_config``: the exact name, else a suffix, else a pattern."""
         extra = _mapping(self.values.get("extra_config"))
+        for spelling in _spellings(name) if extra else ():
+            key = self._extra_key(extra, spelling)
+            if key is not None:
+                return _mapping(extra[key])
+        return {}
+
+    def _extra_key(self, extra: Mapping[str, Any], name: str) -> str | None:
         if name in extra:
-            return _mapping(extra[name])
+            return name
         suffixes = (key for key in extra if name.endswith(key))
         patterns = (key for key in extra if self._compile(key).search(name))
-        key = next(suffixes, None) or next(patterns, None)
-        return {} if key is None else _mapping(extra[key])
+        return next(suffixes, None) or next(patterns, None)
 
     def _compile(self, pattern: str) -> re.Pattern[str]:
         try:
@@ -106,6 +124,22 @@ class AffineConfig:
             raise CheckpointError(
                 f"{self.source}: {pattern!r} is not a regular expression ({error}); correct it"
             ) from error
+
+
+def _spellings(name: str) -> Iterator[str]:
+    """``name``, then a text model's module as other versions of its library name it: a config
+    keeps the names of the day it was written, the tensors may have been renamed since."""
+    yield name
+    found = _TEXT_NAME.match(name)
+    if found:
+        yield from (f"{prefix}{found[1]}" for prefix in _TEXT_PREFIXES)
+
+
+def _first(
+    files: tuple[Mapping[str, Any], ...], read: Callable[[Mapping[str, Any]], T | None]
+) -> T | None:
+    """What the first of ``files`` that says anything says."""
+    return next((value for values in files if (value := read(values)) is not None), None)
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

@@ -18,7 +18,13 @@ import torch
 from ingle.errors import CheckpointError
 from ingle.plugin.affine import AffineWeight, concatenate
 from ingle.plugin.affine_config import AffineConfig
-from ingle.plugin.checkpoint import CheckpointInfo, Detection, Support, TensorReader
+from ingle.plugin.checkpoint import (
+    CheckpointInfo,
+    Detection,
+    Support,
+    TensorReader,
+    refuse_packed_embeddings,
+)
 from ingle.plugin.linear import LinearSpec, LinearWeight, WeightFormat, WeightLoader
 
 _TRANSFORM: Final = re.compile(r"hadamard|rotat|transform")
@@ -71,6 +77,14 @@ def element_bits(info: CheckpointInfo, tensor: str) -> int:
     """Bits of one element of a tensor: 32 for ``I32``; 8 for ``F8_E4M3`` and ``BOOL``."""
     digits = info.tensor_dtypes[tensor].lstrip("BFIU").split("_")[0]
     return 8 * _DTYPE_BYTES.get(digits, 1)
+
+
+def choose_bits(widths: Iterable[int], stated: int | None) -> int | None:
+    """Of the widths that the shapes allow the stated one, else 4, which nearly every file has,
+    else the smallest; None when there is none."""
+    allowed = sorted(widths)
+    preferred = [bits for bits in (stated, 4) if bits in allowed]
+    return next(iter([*preferred, *allowed]), None)
 
 
 def infer_group_size(in_features: int, num_groups: int, stated: int | None) -> int:
@@ -135,6 +149,7 @@ class AffineLoader(WeightLoader):
         self.config = config
         self.stored = stored
         _refuse_transforms(info, stored)
+        refuse_packed_embeddings({name: s.tensors.values() for name, s in stored.items()})
 
     @abstractmethod
     def read_weight(self, linear: StoredLinear, reader: TensorReader) -> AffineWeight:
@@ -192,6 +207,11 @@ class AffineLoader(WeightLoader):
         return self.stored[name]
 
 
+def _named(config: AffineConfig) -> str:
+    source = config.source or "no config"
+    return f"{source} names method {config.method}, layout {config.layout}"
+
+
 class AffineFormat(WeightFormat):
     """Recognises a checkpoint by its tensors; what the config says only rules out or prefers.
 
@@ -199,10 +219,12 @@ class AffineFormat(WeightFormat):
         own_methods: Matches the ``quant_method`` values that name this format.
         possible_methods: Matches every ``quant_method`` under which its tensors occur; any other
             one means that tensors of the same names are another format's.
+        wanted_shapes: The shapes of its most common layout, for messages.
     """
 
     own_methods: ClassVar[re.Pattern[str]]
     possible_methods: ClassVar[re.Pattern[str]]
+    wanted_shapes: ClassVar[str]
 
     @abstractmethod
     def find_linears(
@@ -225,18 +247,35 @@ class AffineFormat(WeightFormat):
         if not linears:
             return None
         kinds = sorted({f"{linear.layout}, {linear.bits} bits" for linear in linears.values()})
-        named = self.own_methods.search(f"{config.method} {config.layout}") is not None
+        named = self._is_named(config)
         reason = f"{len(linears)} linears stored as {self.name} ({'; '.join(kinds)})"
         return Detection(reason=reason, priority=20 if named else 10)
+
+    def _is_named(self, config: AffineConfig) -> bool:
+        return self.own_methods.search(f"{config.method} {config.layout}") is not None
+
+    def _refuse_misshapen(
+        self, info: CheckpointInfo, config: AffineConfig, linears: Mapping[str, StoredLinear]
+    ) -> None:
+        """Raises ``CheckpointError`` for packed codes whose other tensors fit no layout."""
+        for name in packed_modules(info, ".qweight"):
+            if name not in linears and f"{name}.weight" not in info.tensor_shapes:
+                start = f"{name}."
+                found = {t: list(s) for t, s in info.tensor_shapes.items() if t.startswith(start)}
+                raise CheckpointError(
+                    f"tensor {name}.qweight and those beside it fit no layout of {self.name}: "
+                    f"wanted {self.wanted_shapes}, found {found} ({_named(config)})"
+                )
 
     def open(self, info: CheckpointInfo) -> WeightLoader:
         """A loader for every linear stored in this format."""
         config = AffineConfig.find(info)
         linears = self.find_linears(info, config)
+        if self._is_named(config):
+            self._refuse_misshapen(info, config, linears)
         if not linears:
             raise CheckpointError(
                 f"{info.path}: no linear is stored in a layout of {self.name} that can be read "
-                f"({config.source or 'no config'} names method {config.method}, layout "
-                f"{config.layout})"
+                f"({_named(config)})"
             )
         return self.make_loader(info, config, linears)

@@ -45,7 +45,7 @@ def unpack_bits(words: torch.Tensor, bits: int, count: int, axis: int = -1) -> t
         count: How many codes to give back; fewer than the words hold cuts the padding off.
         axis: The packed axis.
     """
-    stream = words.movedim(axis, -1).contiguous().view(torch.uint8)
+    stream = _contiguous(words.movedim(axis, -1)).view(torch.uint8)
     if not 2 <= bits <= 8 or stream.shape[-1] * 8 < count * bits:
         raise PluginError(
             f"cannot take {count} codes of {bits} bits out of {tuple(words.shape)} {words.dtype}"
@@ -57,6 +57,12 @@ def unpack_bits(words: torch.Tensor, bits: int, count: int, axis: int = -1) -> t
     else:
         codes = _split_runs(stream, bits)
     return codes[..., :count]
+
+
+def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor`` without gaps and with the strides of its shape, so that its bytes can be viewed
+    as another dtype: torch's own ``contiguous`` leaves any stride where a dimension is 1."""
+    return tensor.contiguous().view(-1).view(tensor.shape)
 
 
 def split_nibbles(stream: torch.Tensor) -> torch.Tensor:
@@ -89,7 +95,7 @@ def pack_bits(codes: torch.Tensor, bits: int) -> torch.Tensor:
     W is ``num_words(n, bits)``; unused bits are zero.
     """
     padding = -codes.shape[-1] % WORD_BITS
-    padded = F.pad(codes, (0, padding)) if padding else codes.contiguous()
+    padded = F.pad(codes, (0, padding)) if padding else _contiguous(codes)
     if bits == 8:
         words = padded.view(torch.int32)
     elif bits == 4:

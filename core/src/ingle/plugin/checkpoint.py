@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
+
+from ingle.errors import CheckpointError
 
 if TYPE_CHECKING:
     import torch
@@ -60,6 +63,24 @@ class Support:
 
     def __bool__(self) -> bool:
         return self.ok
+
+
+EMBEDDING_NAME: Final = re.compile(r"(^|[._])(?!embed_out$)(wte|wpe|embed\w*|\w*embeddings?)$")
+"""Module names of lookup tables: 2-D tensors named ``weight`` that are not linears."""
+
+
+def refuse_packed_embeddings(linears: Mapping[str, Iterable[str]]) -> None:
+    """Raises ``CheckpointError`` when a packed module (name -> its tensors) is a lookup table.
+
+    Core looks rows up and never multiplies by them, so only dense tables are read.
+    """
+    for name, tensors in linears.items():
+        if EMBEDDING_NAME.search(name):
+            raise CheckpointError(
+                f"tensor {next(iter(tensors))} is a packed lookup table; Ingle reads token "
+                f"embeddings only dense, as {name}.weight. Use a checkpoint whose embeddings "
+                "were not quantised."
+            )
 
 
 @runtime_checkable

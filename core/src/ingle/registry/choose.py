@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ingle.errors import ConfigError, PluginError
+from ingle.errors import ConfigError, IngleError, PluginError
 from ingle.plugin import CheckpointInfo, Detection, DeviceInfo, KVCacheFormat, WeightFormat
 from ingle.registry.plugin_registry import PluginRegistry
 from ingle.registry.record import Offer, spelling
@@ -213,10 +213,20 @@ def misfit(
         return broken(offer.record.report(), f"--quantization {requested}")
     readers = [o for o in offers if o is not offer and ask(o, info) is not None]
     hint = "".join(f" --quantization {o.item.name} reads it." for o in readers)
+    why = "" if readers else f" {refusal(offer, info)}".rstrip()
     return PluginError(
         f"--quantization {requested}: {offer.item.name} cannot read {info.path}, "
-        f"which is {describe_checkpoint(info)}.{hint}"
+        f"which is {describe_checkpoint(info)}.{hint}{why}"
     )
+
+
+def refusal(offer: Offer[WeightFormat], info: CheckpointInfo) -> str:
+    """What the format says when it is made to open a checkpoint that it does not claim."""
+    try:
+        offer.item.open(info)
+    except IngleError as error:
+        return str(error)
+    return ""
 
 
 def unread(registry: PluginRegistry, info: CheckpointInfo) -> PluginError:
@@ -229,6 +239,10 @@ def unread(registry: PluginRegistry, info: CheckpointInfo) -> PluginError:
         return broken(failed, lines[0])
     lines += [f"{p.name} ({p.distribution}) failed: {p.reason}" for p in registry.report.failed]
     turned_off = disabled_lines(registry, package)
+    own = [offer for offer in registry.weight_formats() if answers_to(offer.item, method)]
+    if own:
+        said = f"{own[0].item.name} of {own[0].record.label} does not claim it."
+        return PluginError("\n".join([*lines, f"{said} {refusal(own[0], info)}".rstrip()]))
     if method and not turned_off and re.fullmatch(r"[a-z0-9-]+", spelling(method)):
         turned_off = [f"pip install {package}"]
     return PluginError("\n".join([*lines, *turned_off]))

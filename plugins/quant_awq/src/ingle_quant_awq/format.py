@@ -19,7 +19,10 @@ class AwqFormat(AffineFormat):
     name: ClassVar[str] = "awq"
     aliases: ClassVar[tuple[str, ...]] = ("awq_marlin", "auto_round:auto_awq")
     own_methods: ClassVar[re.Pattern[str]] = re.compile("awq")
-    possible_methods: ClassVar[re.Pattern[str]] = re.compile("awq|gptq|auto.?round")
+    possible_methods: ClassVar[re.Pattern[str]] = re.compile("awq|gptq|auto.?round|^marlin$")
+    wanted_shapes: ClassVar[str] = (
+        "qweight [K, N * bits / 32], scales [groups, N], qzeros [groups, N * bits / 32]"
+    )
 
     def find_linears(
         self, info: CheckpointInfo, config: AffineConfig

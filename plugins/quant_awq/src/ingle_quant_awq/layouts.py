@@ -27,6 +27,7 @@ from ingle.plugin import CheckpointError, CheckpointInfo
 from ingle.plugin.affine_config import AffineConfig
 from ingle.plugin.affine_loader import (
     StoredLinear,
+    choose_bits,
     element_bits,
     module_names,
     module_tensors,
@@ -49,7 +50,7 @@ def find_linears(info: CheckpointInfo, config: AffineConfig) -> dict[str, Stored
 
 def _classify(info: CheckpointInfo, config: AffineConfig, name: str) -> StoredLinear | None:
     tensors = module_tensors(info, name, _ROLES)
-    if "scales" not in tensors:
+    if "scales" not in tensors or f"{name}.g_idx" in info.tensor_shapes:
         return None
     shapes = {role: info.tensor_shapes[tensor] for role, tensor in tensors.items()}
     if any(len(shape) != 2 for shape in shapes.values()):
@@ -108,10 +109,9 @@ def _gemm(
     inputs, words = info.tensor_shapes[tensors["qweight"]]
     outputs = info.tensor_shapes[tensors["scales"]][1]
     widths = candidate_bits(outputs, words, element_bits(info, tensors["qweight"]))
-    if not widths:
+    bits = choose_bits(widths, config.module(name).bits)
+    if bits is None:
         return None
-    stated = config.module(name).bits
-    bits = stated if stated in widths else widths[0]
     return _linear(name, "gemm", bits, (outputs, inputs), tensors)
 
 

@@ -124,6 +124,7 @@ class AwqLoader(AffineLoader):
         Words of 8 zeros, rounded up to 2 words for groups of 64 and 4 for groups of 32.
         """
         stated = self.config.module(linear.name).group_size
+        stated = linear.in_features if stated == -1 else stated
         sizes = [stated] if stated is not None and stated > 0 else []
         for size in (*sizes, 128, 64, 32, linear.in_features):
             multiple = 8 * max(1, 128 // size)

@@ -61,7 +61,8 @@ class Exl2Format(WeightFormat):
 
 def _is_linear(name: str, info: CheckpointInfo) -> bool:
     prefix, _, suffix = name.rpartition(".")
-    return suffix == "q_weight" and f"{prefix}.q_groups" in info.tensor_shapes
+    beside = ("q_groups", "q_scale_max", "q_invperm")
+    return suffix == "q_weight" and any(f"{prefix}.{leaf}" in info.tensor_shapes for leaf in beside)
 
 
 def _method(info: CheckpointInfo) -> str:

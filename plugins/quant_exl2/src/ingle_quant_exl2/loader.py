@@ -20,6 +20,7 @@ from ingle.plugin import (
     TensorReader,
     WeightLoader,
 )
+from ingle.plugin.checkpoint import refuse_packed_embeddings
 from ingle_quant_exl2.layout import ROW_UNIT, parse_layout
 from ingle_quant_exl2.weight import StoredExl2Weight
 
@@ -70,6 +71,7 @@ def read_headers(info: CheckpointInfo) -> dict[str, Header]:
     """
     suffix = ".q_weight"
     names = [key.removesuffix(suffix) for key in info.tensor_shapes if key.endswith(suffix)]
+    refuse_packed_embeddings({name: (f"{name}{suffix}",) for name in names})
     return {name: _read_header(name, info) for name in names}
 
 

@@ -25,7 +25,11 @@ class GptqFormat(AffineFormat):
         "intel/auto-round",
     )
     own_methods: ClassVar[re.Pattern[str]] = re.compile("gptq|auto.?round")
-    possible_methods: ClassVar[re.Pattern[str]] = re.compile("awq|gptq|auto.?round")
+    possible_methods: ClassVar[re.Pattern[str]] = re.compile("awq|gptq|auto.?round|^marlin$")
+    wanted_shapes: ClassVar[str] = (
+        "qweight [K * bits / 32, N], scales [groups, N], qzeros [groups, N * bits / 32], "
+        "g_idx [K] or none"
+    )
 
     def find_linears(
         self, info: CheckpointInfo, config: AffineConfig

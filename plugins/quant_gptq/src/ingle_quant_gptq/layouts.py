@@ -16,11 +16,18 @@ Sources: GPTQModel 7.7.0, AutoGPTQ 0.7.1, AutoRound 0.16.1 and GPTQ-for-LLaMa, a
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from ingle.plugin import CheckpointInfo
 from ingle.plugin.affine_config import AffineConfig
-from ingle.plugin.affine_loader import StoredLinear, element_bits, module_tensors, packed_modules
+from ingle.plugin.affine_loader import (
+    StoredLinear,
+    choose_bits,
+    element_bits,
+    module_tensors,
+    packed_modules,
+)
 from ingle.plugin.affine_packing import candidate_bits
 
 _ROLES = ("qweight", "scales", "qzeros", "g_idx", "zeros")
@@ -68,7 +75,7 @@ def _plain(info: CheckpointInfo, config: AffineConfig, name: str) -> StoredLinea
         return None
     if "zeros" in tensors and "qzeros" not in tensors:
         return _float_zeros(config, name, tensors, words) if scales[0] == words[1] else None
-    if scales[1] != words[1] or (scales[0] == words[0] and words[0] > 1):
+    if scales[1] != words[1] or (scales[0] == words[0] and _may_be_rows(info, config, tensors)):
         return None
     if "g_idx" in tensors and len(info.tensor_shapes[tensors["g_idx"]]) != 1:
         return None
@@ -86,6 +93,16 @@ def _plain(info: CheckpointInfo, config: AffineConfig, name: str) -> StoredLinea
         spare_inputs=spare,
         tensors=tensors,
     )
+
+
+def _may_be_rows(info: CheckpointInfo, config: AffineConfig, tensors: dict[str, str]) -> bool:
+    """Whether a layer with as many rows of words as of scales may store one row per output, as
+    one layout of another format does; here it would have groups of a word's inputs, which is
+    rare but real (2 bits in groups of 16)."""
+    words, scales = (info.tensor_shapes[tensors[role]] for role in ("qweight", "scales"))
+    zeros = info.tensor_shapes.get(tensors.get("qzeros", ""), scales)
+    named = re.search("gptq|round", f"{config.method} {config.layout}") is not None
+    return "g_idx" not in tensors and not named and words[0] > 1 and zeros[1] * 8 == scales[1]
 
 
 def _float_zeros(
@@ -121,9 +138,9 @@ def _bits(
         (inputs,) = info.tensor_shapes[tensors["g_idx"]]
         widths &= set(candidate_bits(inputs, rows, word_bits))
     stated = config.module(name).bits
-    if stated in widths:
-        return stated
-    return min(widths) if widths and len(widths) < 7 else None
+    if len(widths) == 7 and stated is None and config.method is None:
+        return None
+    return choose_bits(widths, stated)
 
 
 def _inputs(info: CheckpointInfo, tensors: dict[str, str], bits: int) -> tuple[int, int]:

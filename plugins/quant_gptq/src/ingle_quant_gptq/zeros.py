@@ -20,6 +20,7 @@ from ingle.plugin.affine_loader import all_middle, integer_zeros
 from ingle.plugin.affine_packing import unpack_bits
 
 _TRUE_ZERO_LAYOUTS: Final = ("gptq_v2", "gptq_p", "auto_round", "auto_round:gptqmodel")
+_TRUE_ZERO_METHODS: Final = ("gptq_v2", "gptq_p")
 
 _LEGACY_CONSTANTS: Final = (0x24924924, 0x92492492, 0x49249249)
 """What GPTQModel before 7 subtracted from words 0, 1, 2 of every three of 3-bit zeros."""
@@ -46,7 +47,8 @@ class ZeroRules:
         """The rules for module ``name``."""
         writers = quantizers(config)
         return cls(
-            minus_one=config.layout not in _TRUE_ZERO_LAYOUTS,
+            minus_one=config.layout not in _TRUE_ZERO_LAYOUTS
+            and config.method not in _TRUE_ZERO_METHODS,
             symmetric=config.module(name).symmetric,
             legacy=any(_before_seven(writer) for writer in writers),
             exact=any(w.startswith("gptqmodel") for w in writers)
