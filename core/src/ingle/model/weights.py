@@ -58,15 +58,21 @@ class WeightSource:
         """Whether the checkpoint holds tensor ``name``."""
         return name in self._names
 
-    def tensor(
-        self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None
-    ) -> torch.Tensor:
-        """Tensor ``name`` in ``dtype``, or the activation dtype, on the device.
+    def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """Tensor ``name`` in the activation dtype on the device.
 
         Raises:
             CheckpointError: When it is missing or its shape is not ``shape``.
         """
-        return self._tensor(name, shape, self.device.torch_device, dtype or self.dtype)
+        return self._tensor(name, shape, self.device.torch_device, self.dtype)
+
+    def tensor_as(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """As ``tensor``, in ``dtype``.
+
+        Raises:
+            CheckpointError: As ``tensor``.
+        """
+        return self._tensor(name, shape, self.device.torch_device, dtype)
 
     def embedding(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """Lookup table ``name`` in the activation dtype, where embeddings live.

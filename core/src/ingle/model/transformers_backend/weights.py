@@ -133,7 +133,7 @@ class Filler:
                 f"the checkpoint has no tensor {name!r}. A shard may be missing, or config.json is "
                 "of another model."
             )
-        return self._source.tensor(self._names.tensor(name), tuple(like.shape), like.dtype)
+        return self._source.tensor_as(self._names.tensor(name), tuple(like.shape), like.dtype)
 
     def _compute_buffers(self) -> None:
         """Tables that no checkpoint holds, by transformers' own code: rotary frequencies, mostly.
