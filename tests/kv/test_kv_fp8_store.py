@@ -125,7 +125,7 @@ def test_two_geometries_from_one_object_do_not_mix() -> None:
     form = FORMATS[0]
     small = store_of(form)
     large = store_of(form, side="v", num_kv_heads=3, head_dim=32, block_size=16)
-    form.observe(small, random_rows(5))
+    form.observe(small, random_rows(5) * 0.01)
     x = random_rows(4, heads=3, dim=32)
     form.write(large, x, torch.arange(4))
     form.write(small, random_rows(4), torch.arange(4))
@@ -204,7 +204,7 @@ def test_one_scale_per_head_is_cut_to_this_ranks_heads(shape: tuple[int, ...]) -
     torch.testing.assert_close(store.scale.flatten(), torch.tensor([0.3, 0.4]))
 
 
-@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("value", [-2.0, -0.5, float("nan"), float("inf")])
 def test_a_scale_that_is_no_positive_number_is_refused_by_name(value: float) -> None:
     with pytest.raises(CheckpointError, match=rf"{LAYER}\.k_scale holds"):
         FORMATS[0].load_scales(store_of(FORMATS[0]), LAYER, scale_file(k_scale=value))
@@ -229,14 +229,14 @@ def test_stored_is_the_rounded_quotient_and_read_is_the_product(form: Fp8Format)
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
-def test_measuring_makes_each_heads_largest_number_the_largest_code(form: Fp8Format) -> None:
+def test_measuring_makes_each_heads_largest_number_half_the_largest_code(form: Fp8Format) -> None:
     store = store_of(form, dtype=torch.float32)
     x = random_rows(10).float()
     x[4, 0, 3], x[2, 1, 7] = -1000.0, 0.01
     x[:, 1] *= 0.001
     form.observe(store, x)
     largest = x.abs().amax((0, 2))
-    torch.testing.assert_close(store.scale.flatten(), largest / form.codec.largest)
+    torch.testing.assert_close(store.scale.flatten(), 2 * largest / form.codec.largest)
     form.write(store, x, torch.arange(10))
     found = form.gather(store, torch.arange(2), 10).transpose(0, 1)
     torch.testing.assert_close(found.abs().amax((0, 2)), largest)
@@ -248,10 +248,10 @@ def test_measuring_makes_each_heads_largest_number_the_largest_code(form: Fp8For
 def test_measuring_leaves_out_what_is_not_a_number_and_heads_of_zeros() -> None:
     store = store_of(FORMATS[0])
     x = torch.zeros(4, HEADS, DIM)
-    x[0, 0, :4] = torch.tensor([float("nan"), float("inf"), -float("inf"), 4.48])
+    x[0, 0, :4] = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.448])
     FORMATS[0].observe(store, x.bfloat16())
     torch.testing.assert_close(
-        store.scale.flatten(), torch.tensor([0.01, 1.0]), rtol=5e-3, atol=0.0
+        store.scale.flatten(), torch.tensor([0.002, 1.0]), rtol=5e-3, atol=0.0
     )
     FORMATS[0].observe(store, x[:0])
     assert store.scale.flatten().tolist()[1] == 1.0
@@ -315,3 +315,21 @@ def test_a_checkpoint_that_asks_for_an_fp8_cache_gets_e4m3(info: CheckpointInfo)
 )
 def test_other_checkpoints_ask_for_nothing(info: CheckpointInfo) -> None:
     assert FORMATS[0].detect(info) is None
+
+
+@pytest.mark.parametrize("unset", [0.0, -1.0, [-1.0, -1.0]])
+def test_zero_and_minus_one_mean_that_there_is_no_scale(unset: Any) -> None:
+    reader = scale_file(k_scale=unset, v_scale=0.25)
+    assert not FORMATS[0].load_scales(store_of(FORMATS[0]), LAYER, reader)
+    values = store_of(FORMATS[0], side="v")
+    assert FORMATS[0].load_scales(values, LAYER, scale_file(k_scale=0.5, v_scale=unset))
+    assert values.scale.flatten().tolist() == [0.5]
+
+
+def test_numbers_that_fit_keep_a_scale_of_one() -> None:
+    for largest, fits in ((0.9, False), (1.0, True), (224.0, True), (225.0, False)):
+        store = store_of(FORMATS[0])
+        x = torch.zeros(2, HEADS, DIM)
+        x[1, :, 2] = largest
+        FORMATS[0].observe(store, x)
+        assert store.has_unit_scale is fits, largest

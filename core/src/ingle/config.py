@@ -36,6 +36,10 @@ class EngineConfig:
             ``{"rope_type": "linear", "factor": 2}``.
         quantization: Weight format, or ``auto`` to detect it.
         kv_cache_dtype: KV-cache format (``auto``, ``fp8`` …), or one per side: ``k=auto,v=fp8``.
+        quantization_param_path: JSON file with scales of an fp8 KV cache, as vLLM writes them; they
+            count before the checkpoint's.
+        calculate_kv_scales: Measure scales of an fp8 KV cache on a fixed prompt where none are
+            given; otherwise they are 1.
         dtype: Activation dtype; ``auto`` takes the checkpoint's.
         device: Where to run; ``auto`` takes CUDA when there is a card.
         max_model_len: Tokens per sequence, prompt and output together: a number, ``8k``, or
@@ -69,6 +73,8 @@ class EngineConfig:
     rope_scaling: str | None = None
     quantization: str = "auto"
     kv_cache_dtype: str = "auto"
+    quantization_param_path: str | None = None
+    calculate_kv_scales: bool = True
     dtype: DType = "auto"
     device: Device = "auto"
     max_model_len: int | str = "auto"

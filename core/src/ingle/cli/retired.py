@@ -55,7 +55,6 @@ RETIRED: Final[Mapping[str, Retired]] = {
     "--async-scheduling": _switch(_ONE_SCHEDULER),
     "--attention-backend": _valued(_ATTENTION),
     "--block-allocator": _valued("there is one block manager."),
-    "--calculate-kv-scales": _switch("a KV-cache format measures its scales when it needs any."),
     "--compilation-config": _valued(_GRAPHS),
     "--context-shift": _switch("old tokens are never dropped silently."),
     "--data-parallel-size": _valued(_ONE_CARD, "1"),

@@ -4,18 +4,19 @@ meet."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 
+from ingle.attention.layer_cache import LayerCache
 from ingle.checkpoint.generation_defaults import load_generation_defaults
 from ingle.checkpoint.hub import resolve_model
 from ingle.checkpoint.load_report import LoadProgress, LoadReport
 from ingle.checkpoint.model_config import ModelConfig
 from ingle.checkpoint.safetensors import Checkpoint
-from ingle.checkpoint.tokenizer import load_tokenizer
+from ingle.checkpoint.tokenizer import Tokenizer, load_tokenizer
 from ingle.config import EngineConfig
 from ingle.engine.attention_choice import AttentionNeeds, BackendMaker, choose_attention
 from ingle.engine.block_manager import BlockManager
@@ -31,13 +32,21 @@ from ingle.engine.fit_inputs import (
 )
 from ingle.engine.info import EngineInfo
 from ingle.engine.kernel_choice import KernelChooser
+from ingle.engine.kv_start import (
+    PROMPT,
+    PROMPT_TOKENS,
+    CacheStart,
+    cache_name,
+    file_fact,
+    load_scales,
+    settle_caches,
+)
 from ingle.engine.memory import (
     CachePlan,
     allocate_caches,
     available_bytes,
     geometries,
     held_bytes,
-    load_cache_scales,
     memory_report,
     plan_cache,
 )
@@ -54,7 +63,12 @@ from ingle.model.build import build_decoder
 from ingle.model.decoder import Decoder, Model
 from ingle.model.weights import WeightSource
 from ingle.plugin import CheckpointInfo, DeviceInfo, KVCacheFormat, WeightLoader
-from ingle.registry.choose import ChosenFormat, choose_kv_cache_formats, choose_weight_format
+from ingle.registry.choose import (
+    ChosenFormat,
+    choose_kv_cache_formats,
+    choose_weight_format,
+    find_by_name,
+)
 from ingle.registry.kernels import KernelSelector
 from ingle.registry.loader import load_plugins
 from ingle.registry.plugin_registry import PluginRegistry
@@ -103,12 +117,21 @@ def build_engine_core(
         grammars = GrammarCompiler(
             tokenizer.to_json, opened.model.vocab_size, opened.model.eos_token_ids
         )
-        runner = _runner(opened, plan, model, grammars)
+        caches = allocate_caches(
+            opened.model, plan, opened.cache_formats, opened.dtype, opened.device
+        )
+        scaled = load_scales(config, caches, opened.checkpoint)
+        runner = _runner(opened, plan, model, caches, grammars)
         report = progress.report()
         progress.checkpoint.close()
     measured = memory_report(memory, plan, before, held_bytes(opened.device))
     logger.info(measured)
-    info = replace(_info(config, opened, plan, kernels, report), memory_report=measured)
+    start = _cache_start(config, opened, plan, tokenizer)
+    info = replace(
+        _info(config, opened, plan, kernels, report),
+        memory_report=measured,
+        kv_cache_report=settle_caches(start, model, caches, scaled),
+    )
     core = EngineCore(
         _scheduler(config, opened.model, plan),
         runner,
@@ -207,13 +230,50 @@ def _loaders(opened: Opened) -> list[WeightLoader]:
 
 
 def _runner(
-    opened: Opened, plan: CachePlan, model: Model, grammars: GrammarCompiler
+    opened: Opened,
+    plan: CachePlan,
+    model: Model,
+    caches: Sequence[LayerCache],
+    grammars: GrammarCompiler,
 ) -> ModelRunner:
-    caches = allocate_caches(opened.model, plan, opened.cache_formats, opened.dtype, opened.device)
-    load_cache_scales(caches, opened.checkpoint)
     sampler = Sampler(opened.model.eos_token_ids, grammars)
     device = torch.device(opened.device.torch_device)
     return ModelRunner(model, caches, sampler, plan.block_size, device)
+
+
+def _cache_start(
+    config: EngineConfig, opened: Opened, plan: CachePlan, tokenizer: Tokenizer
+) -> CacheStart:
+    exact = find_by_name(
+        opened.registry,
+        opened.registry.kv_cache_formats(opened.device),
+        "native",
+        "--kv-cache-dtype",
+    ).item
+    usable = (plan.num_blocks - 1) * plan.block_size
+    longest = min(PROMPT_TOKENS, usable, plan.max_model_len, config.max_num_batched_tokens)
+    prompt = [i for i in tokenizer.encode(PROMPT) if i < opened.model.vocab_size]
+    facts: dict[str, object] = {
+        "cache": cache_name(opened.cache_formats),
+        "plugins": sorted(
+            f"{plugin.distribution} {plugin.version}" for plugin in opened.registry.report.plugins
+        ),
+        "dtype": str(opened.dtype),
+        "device": opened.device.name,
+        "tokens": longest,
+        "measured": config.calculate_kv_scales,
+        "scales": file_fact(config.quantization_param_path),
+        "overrides": [config.hf_overrides, config.rope_scaling, config.quantization],
+    }
+    return CacheStart(
+        config=config,
+        info=opened.info,
+        name=cache_name(opened.cache_formats),
+        exact=exact,
+        device=opened.device,
+        prompt=prompt[:longest],
+        facts=facts,
+    )
 
 
 def _backend(opened: Opened, plan: CachePlan) -> BackendMaker:
@@ -250,8 +310,6 @@ def _info(
     kernels: dict[str, int],
     report: LoadReport,
 ) -> EngineInfo:
-    k_format, v_format = opened.cache_formats
-    cache = k_format.name if k_format is v_format else f"k={k_format.name},v={v_format.name}"
     path = opened.info.path
     defaults = asdict(load_generation_defaults(path))
     return EngineInfo(
@@ -263,7 +321,7 @@ def _info(
         dtype=str(opened.dtype).removeprefix("torch."),
         device=opened.device.torch_device,
         quantization=opened.chosen.format.name,
-        kv_cache_dtype=cache,
+        kv_cache_dtype=cache_name(opened.cache_formats),
         plugin_report={
             **opened.registry.report.to_dict(),
             "chosen": {

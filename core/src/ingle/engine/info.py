@@ -27,6 +27,7 @@ class EngineInfo:
         load_report: What was loaded, in how many seconds, at how many GB/s.
         load_seconds: How long loading took, or None.
         memory_report: What was predicted to be taken by weights and cache, and what was.
+        kv_cache_report: What a KV cache that is not exact costs, measured at start.
     """
 
     model: str
@@ -43,3 +44,4 @@ class EngineInfo:
     load_report: str = ""
     load_seconds: float | None = None
     memory_report: str = ""
+    kv_cache_report: str = ""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +17,6 @@ from ingle.config import EngineConfig
 from ingle.engine.host_memory import available_host_bytes, resident_host_bytes
 from ingle.engine.memory_plan import GIB, MIB, MemoryPlan, length_limit
 from ingle.errors import CapacityError
-from ingle.plugin.checkpoint import TensorReader
 from ingle.plugin.device import DeviceInfo
 from ingle.plugin.kv_cache import KVCacheFormat, KVCacheGeometry
 
@@ -197,13 +195,3 @@ def allocate_caches(
         )
         for _ in range(model.num_layers)
     )
-
-
-def load_cache_scales(caches: Sequence[LayerCache], reader: TensorReader) -> int:
-    """Gives every layer the scales the checkpoint has for it; returns how many sides had some."""
-    found = 0
-    for index, cache in enumerate(caches):
-        name = f"model.layers.{index}.self_attn"
-        found += bool(cache.k_format.load_scales(cache.k_store, name, reader))
-        found += bool(cache.v_format.load_scales(cache.v_store, name, reader))
-    return found

@@ -31,6 +31,10 @@ from ingle_kv_fp8.codec import E4M3, E5M2, Codec
 from ingle_kv_fp8.request import fp8_request
 from ingle_kv_fp8.scales import read_scales
 
+SMALLEST_FIT = 1.0
+"""What the largest number must reach for a scale of 1: then e4m3's steps below 2**-6, where it
+loses precision, are small beside it."""
+
 
 class Fp8Store(KVStore):
     """One side of one layer.
@@ -137,17 +141,22 @@ class Fp8Format(KVCacheFormat):
         return True
 
     def observe(self, store: KVStore, x: torch.Tensor) -> None:
-        """Sets one scale per head so that the largest of ``x [T, H, D]`` is the largest code.
+        """Sets one scale per head so that the largest of ``x [T, H, D]`` is half the largest code:
+        the other half is for what has not been seen.
 
-        Infinity and NaN are left out; a head without any number but zero keeps scale 1. Scales
-        from the checkpoint win.
+        Where every head's largest number is well inside the range already, all scales stay 1,
+        which reads faster. Infinity and NaN are left out; a head without any number but zero keeps
+        scale 1. Scales from the checkpoint win.
         """
         fp8 = _as_fp8(store)
         if fp8.has_checkpoint_scale or x.shape[0] == 0:
             return
         finite = torch.where(x.isfinite(), x.float().abs(), 0.0)
         largest = finite.amax((0, 2))
-        fp8.set_scale(torch.where(largest > 0, largest / self.codec.largest, 1.0))
+        half = self.codec.largest / 2
+        scale = torch.where(largest > 0, largest / half, 1.0)
+        fits = (largest == 0) | ((largest >= SMALLEST_FIT) & (largest <= half))
+        fp8.set_scale(torch.where(fits.all(), 1.0, scale))
 
     def write(self, store: KVStore, x: torch.Tensor, slot_mapping: torch.Tensor) -> None:
         """Encodes ``x [T, H, D]`` into the slots; of one slot's writes the last one counts."""

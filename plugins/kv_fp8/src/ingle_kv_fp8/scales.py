@@ -8,6 +8,7 @@ Letters: H key/value heads.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -17,6 +18,8 @@ from ingle.plugin import CheckpointError
 if TYPE_CHECKING:
     from ingle.plugin import KVCacheGeometry, TensorReader
 
+logger = logging.getLogger("ingle.kv_fp8")
+
 SUFFIXES = (
     "{side}_scale",
     "{side}_proj.{side}_scale",
@@ -25,6 +28,7 @@ SUFFIXES = (
     "{side}_cache.scale",
     "{side}_proj.output_scale",
 )
+UNSET = -1.0
 SHARED_SUFFIX = "kv_scale"
 """Legacy: one scale for keys and values."""
 
@@ -34,16 +38,23 @@ def read_scales(
 ) -> torch.Tensor | None:
     """This side's scale of one layer: float32 [1] or [H], or None when there is none.
 
+    A tensor of zeros or of -1, which is how vLLM marks a scale that was never set, counts as none.
     Values without a scale take the one of the keys, as every reader of these files does.
 
     Raises:
         CheckpointError: Naming the tensor when its shape fits neither one scale nor one per head,
             or a scale is not a positive number.
     """
-    tensor = _find(layer_name, geometry.side, reader)
-    if tensor is None:
-        return None
-    scales = reader.get(tensor).to(torch.float32).flatten()
+    for tensor in _candidates(layer_name, geometry.side, reader):
+        scales = reader.get(tensor).to(torch.float32).flatten()
+        if not bool(((scales == 0) | (scales == UNSET)).all()):
+            return _checked(tensor, scales, geometry)
+        logger.info("%s holds %s, which means no scale.", tensor, scales.tolist())
+    return None
+
+
+def _checked(tensor: str, scales: torch.Tensor, geometry: KVCacheGeometry) -> torch.Tensor:
+    """``scales`` cut to this rank's heads."""
     last = geometry.first_kv_head + geometry.num_kv_heads
     if scales.numel() != 1:
         if scales.numel() < last:
@@ -59,10 +70,11 @@ def read_scales(
     return scales.clone()
 
 
-def _find(layer_name: str, side: Literal["k", "v"], reader: TensorReader) -> str | None:
+def _candidates(layer_name: str, side: Literal["k", "v"], reader: TensorReader) -> tuple[str, ...]:
+    """The tensors there are, the most specific first."""
     known = set(reader.names(f"{layer_name}."))
     candidates = [suffix.format(side=side) for suffix in SUFFIXES] + [SHARED_SUFFIX]
     if side == "v":
         candidates += [suffix.format(side="k") for suffix in SUFFIXES]
     names = (f"{layer_name}.{suffix}" for suffix in candidates)
-    return next((name for name in names if name in known), None)
+    return tuple(name for name in names if name in known)
