@@ -21,6 +21,14 @@ from ingle_server.routes.completions import create_completion
 from ingle_server.routes.health import health, load, version
 from ingle_server.routes.metrics import metrics
 from ingle_server.routes.models import list_models, retrieve_model
+from ingle_server.routes.ollama import (
+    ollama_chat,
+    ollama_generate,
+    ollama_ps,
+    ollama_show,
+    ollama_tags,
+    ollama_version,
+)
 from ingle_server.routes.plugins import plugins
 from ingle_server.routes.responses import (
     cancel_response,
@@ -46,6 +54,12 @@ ROUTES = [
     list_models,
     load,
     metrics,
+    ollama_chat,
+    ollama_generate,
+    ollama_ps,
+    ollama_show,
+    ollama_tags,
+    ollama_version,
     plugins,
     retrieve_model,
     retrieve_response,
