@@ -20,6 +20,7 @@ from ingle_server.routes.chat import create_chat_completion
 from ingle_server.routes.completions import create_completion
 from ingle_server.routes.health import health, load, version
 from ingle_server.routes.metrics import metrics
+from ingle_server.routes.model_admin import load_model, unload_model
 from ingle_server.routes.models import list_models, retrieve_model
 from ingle_server.routes.ollama import (
     ollama_chat,
@@ -39,6 +40,7 @@ from ingle_server.routes.responses import (
 )
 from ingle_server.routes.tokens import detokenize, tokenize
 from ingle_server.service import Service
+from ingle_server.visit import provide_service
 
 ROUTES = [
     cancel_response,
@@ -53,6 +55,7 @@ ROUTES = [
     list_input_items,
     list_models,
     load,
+    load_model,
     metrics,
     ollama_chat,
     ollama_generate,
@@ -64,6 +67,7 @@ ROUTES = [
     retrieve_model,
     retrieve_response,
     tokenize,
+    unload_model,
     version,
 ]
 
@@ -78,7 +82,10 @@ def create_service_app(service: Service) -> ASGIApp:
     config = service.config
     app = Litestar(
         route_handlers=ROUTES,
-        dependencies={"service": Provide(lambda: service, sync_to_thread=False)},
+        dependencies={
+            "server": Provide(lambda: service, sync_to_thread=False),  # bound to no model
+            "service": Provide(provide_service),
+        },
         exception_handlers={Exception: _error_handler(config.root_path)},
         cors_config=_cors(config),
         request_max_body_size=config.max_body_bytes,
