@@ -22,6 +22,14 @@ from ingle_server.routes.health import health, load, version
 from ingle_server.routes.metrics import metrics
 from ingle_server.routes.model_admin import load_model, unload_model
 from ingle_server.routes.models import list_models, retrieve_model
+from ingle_server.routes.ollama import (
+    ollama_chat,
+    ollama_generate,
+    ollama_ps,
+    ollama_show,
+    ollama_tags,
+    ollama_version,
+)
 from ingle_server.routes.plugins import plugins
 from ingle_server.routes.responses import (
     cancel_response,
@@ -49,6 +57,12 @@ ROUTES = [
     load,
     load_model,
     metrics,
+    ollama_chat,
+    ollama_generate,
+    ollama_ps,
+    ollama_show,
+    ollama_tags,
+    ollama_version,
     plugins,
     retrieve_model,
     retrieve_response,
