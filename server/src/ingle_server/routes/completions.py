@@ -58,14 +58,17 @@ async def create_completion(
         created=int(time.time()),
         echoes=[_echo(service, body, prompt) for prompt in prompts],
     )
-    usage = UsageCounter(flight.num_prompt_tokens)
+    timed = bool(body.timings or body.timings_per_token)
+    usage = UsageCounter(flight.num_prompt_tokens, timed=timed)
     if body.stream:
         return await stream_response(service, flight, CompletionFrames(shape, usage))
     try:
         collected = await unless_client_leaves(request, collect(flight, usage))
     finally:
         service.land(flight)
-    return json_response(whole_completion(shape, collected, usage.usage()))
+    answer = whole_completion(shape, collected, usage.usage())
+    answer.timings = usage.timings()
+    return json_response(answer)
 
 
 def _check(service: Service, body: CompletionRequest) -> list[RawPrompt]:
