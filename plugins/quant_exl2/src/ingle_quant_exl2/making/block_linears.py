@@ -20,8 +20,6 @@ TABLES: Final[Mapping[str, tuple[Option, ...]]] = {"attention": ATTENTION, "feed
 """The options of each part of a block."""
 _OTHER_NAMES: Final = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 _JOINED: Final = ("qkv_proj", "gate_up_proj")
-MAX_WORDS: Final = 32767
-"""Other readers take the places of groups as signed 16-bit numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +67,8 @@ def _linear(name: str, weight: torch.Tensor) -> BlockLinear:
     out_features, in_features = weight.shape
     if leaf in _JOINED:
         raise ConfigError(
-            f"{name}: this model stores several projections as one tensor, and EXL2 files have them "
-            "apart. Save the model with its projections split first."
+            f"{name}: this model stores several projections as one tensor, and EXL2 files have "
+            "them apart. Save the model with its projections split first."
         )
     if in_features % ROW_UNIT or in_features > MAX_IN_FEATURES:
         raise ConfigError(

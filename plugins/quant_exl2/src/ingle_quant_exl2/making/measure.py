@@ -184,4 +184,5 @@ def _record(items: list[BlockLinear], part: str, errors: list[float]) -> dict[st
 def _relative(found: torch.Tensor, reference: torch.Tensor, row_length: int) -> float:
     """Mean over rows of the relative Frobenius error."""
     difference = (found - reference).unflatten(0, (-1, row_length)).flatten(1).norm(dim=1)
-    return float((difference / reference.unflatten(0, (-1, row_length)).flatten(1).norm(dim=1)).mean())
+    size = reference.unflatten(0, (-1, row_length)).flatten(1).norm(dim=1)
+    return float((difference / size).mean())

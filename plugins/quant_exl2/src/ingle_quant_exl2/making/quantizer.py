@@ -33,7 +33,7 @@ class Exl2Quantizer(Quantizer):
 
     def __init__(self, options: Exl2Options) -> None:
         self._options = options
-        self.calibrated = not options.rtn
+        self.calibrated = options.method == "gptq"
         self._reused = _read_measurement(options)
         self.measures = self._reused is None
         self._measured: list[Mapping[str, Any]] = []
@@ -87,6 +87,7 @@ class Exl2Quantizer(Quantizer):
             "version": PEER_VERSION,
             "bits": self._options.bpw,
             "head_bits": self._options.head_bits,
+            "calibration": {},
         }
 
     def files(self) -> Mapping[str, str]:
@@ -97,7 +98,7 @@ class Exl2Quantizer(Quantizer):
         """One line for the model card."""
         how = (
             "rounded to nearest, layouts chosen by weight error"
-            if self._options.rtn
+            if self._options.method == "rtn"
             else "adaptive GPTQ, layouts chosen by measured output error"
         )
         return (
@@ -135,7 +136,8 @@ class Exl2Quantizer(Quantizer):
         return made
 
     def _measurement_text(self) -> str:
-        return json.dumps({"kind": KIND, "rtn": self._options.rtn, "blocks": self._measured}) + "\n"
+        record = {"kind": KIND, "method": self._options.method, "blocks": self._measured}
+        return json.dumps(record) + "\n"
 
     def _keep_measurement(self) -> None:
         if self._options.measurement is not None and self._reused is None:
@@ -153,14 +155,14 @@ def _read_measurement(options: Exl2Options) -> list[Mapping[str, Any]] | None:
     path = options.measurement
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
-        is_known, is_rtn = found["kind"] == KIND, bool(found["rtn"])
+        is_known, method = found["kind"] == KIND, found["method"]
         blocks = [_checked(record) for record in found["blocks"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"--measurement {path} is no measurement of ours: {error}.") from None
-    if not is_known or is_rtn != options.rtn:
+    if not is_known or method != options.method:
         raise ConfigError(
-            f"--measurement {path} was made {'with' if is_rtn else 'without'} --rtn, or by another "
-            "version; measure again."
+            f"--measurement {path} was made with --method {method}, or by another version; "
+            "measure again."
         )
     return blocks
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from ingle.plugin import ConfigError
 
@@ -20,13 +21,14 @@ class Exl2Options:
         head_bits: Bits of the output head: 2, 3, 4, 5, 6 or 8; a part of it gets more.
         measurement: A measurement to use again, `measurement.json` of an earlier output; when the
             file does not exist the model is measured and it is written.
-        rtn: Round to nearest: no calibration, no errors fed forward; the baseline.
+        method: `gptq` spreads rounding errors by second-order information; `rtn` rounds every
+            weight to the nearest code, without calibration: the baseline.
     """
 
     bpw: float = 4.0
     head_bits: int = 6
     measurement: str | None = None
-    rtn: bool = False
+    method: Literal["gptq", "rtn"] = "gptq"
 
     def __post_init__(self) -> None:
         if not LEAST_BITS < self.bpw <= MOST_BITS:
