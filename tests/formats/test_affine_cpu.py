@@ -193,3 +193,19 @@ def test_a_row_gives_the_same_bits_alone_and_among_others() -> None:
     x = torch.randn(8, weight.in_features)
     together = kernel.matmul(x, prepared)
     assert all(torch.equal(kernel.matmul(x[i : i + 1], prepared)[0], together[i]) for i in range(8))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_compiled_steps_product_is_the_weights_own(shape: str) -> None:
+    """Where a prepared weight offers one: with the checkpoint's scales, summed in float32."""
+    weight = make(*SHAPES[shape])
+    prepared = best(weight, torch.bfloat16).prepare(weight)
+    product = prepared.row_product()
+    if product is None:
+        assert shape not in ("4 bits, zeros", "4 bits, symmetric", "4 bits, float offsets")
+        return
+    assert [(tuple(t.shape), t.dtype) for t in product.tensors()] == list(product.shapes)
+    x = torch.randn(weight.in_features, generator=torch.Generator().manual_seed(1))
+    found = product.function(product.tensors(), x)
+    wanted = weight.dequantize().double() @ x.double()
+    assert error(found, wanted) < 1e-5

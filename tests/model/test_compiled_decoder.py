@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -16,10 +17,25 @@ from ingle.engine.engine import build_engine_core
 from ingle.engine.engine_core import EngineCore
 from ingle.engine.model_runner import ModelRunner
 from ingle.engine.step import ScheduledRequest
-from ingle.model.compiled_decoder import CompiledDecoder, segment_shape
-from ingle.model.decode_segment import DecodeSegment, example_inputs
+from ingle.model.compiled_decoder import (
+    CompiledDecoder,
+    Segments,
+    SegmentShapes,
+    head_weights,
+    segment_shapes,
+)
+from ingle.model.decode_segment import DecodeEntry, DecodeHead, DecodeSegment
 from ingle.model.decoder import Decoder
-from ingle.model.segment_package import command, load_package, package_path
+from ingle.model.huge_pages import HugePages
+from ingle.model.segment_package import (
+    command,
+    example_state,
+    example_weights,
+    load_package,
+    package_path,
+)
+from ingle.model.segment_shape import as_json, read_shape
+from ingle.plugin import KVStore
 from ingle.request import SamplingParams
 
 
@@ -67,13 +83,19 @@ def open_core(folder: Path, **options: object) -> EngineCore:
     )
 
 
-def step(runner: ModelRunner, token_ids: list[int], start: int) -> torch.Tensor:
+SCATTERED = [3, 1, 2, 4]
+IN_ORDER = [2, 3, 4, 5]
+
+
+def step(
+    runner: ModelRunner, token_ids: list[int], start: int, blocks: list[int] = SCATTERED
+) -> torch.Tensor:
     """Logits after ``token_ids[start:]``, the tokens before being in the cache: [T, V]."""
     share = ScheduledRequest(
         request_id="r",
         token_ids=token_ids[start:],
         num_computed_tokens=start,
-        block_table=[3, 1, 2, 4],
+        block_table=blocks,
         params=SamplingParams(),
         seed=0,
         prompt_token_ids=token_ids,
@@ -85,40 +107,76 @@ def step(runner: ModelRunner, token_ids: list[int], start: int) -> torch.Tensor:
         return runner.model.logits(hidden)
 
 
-class UncompiledSegment:
-    """The segment's function run eagerly: what the compiler is given."""
+class Uncompiled:
+    """A segment's function run eagerly: what the compiler is given."""
 
-    def __init__(self, model: Decoder) -> None:
-        shape = segment_shape(model)
-        assert shape is not None
-        self._segment = DecodeSegment(shape)
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module
 
     def __call__(self, inputs: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        return self._segment(tuple(inputs[:4]), tuple(inputs[4:]))
+        module = self._module
+        if isinstance(module, DecodeSegment):
+            out = module(tuple(inputs[:5]), tuple(inputs[5:10]), tuple(inputs[10:]))
+        elif isinstance(module, DecodeEntry):
+            out = module(*inputs[:3], tuple(inputs[3:]))
+        else:
+            out = module(inputs[0], tuple(inputs[1:]))
+        return (out,) if isinstance(out, torch.Tensor) else out
+
+
+def uncompiled(model: Decoder) -> CompiledDecoder:
+    shapes = segment_shapes(model, 16)
+    assert shapes is not None
+    segments = Segments(
+        entry=Uncompiled(DecodeEntry(shapes.entry)),  # type: ignore[arg-type]
+        layer=Uncompiled(DecodeSegment(shapes.layer)),  # type: ignore[arg-type]
+        last=Uncompiled(DecodeSegment(shapes.last)),  # type: ignore[arg-type]
+        head=Uncompiled(DecodeHead(shapes.head)),  # type: ignore[arg-type]
+    )
+    return CompiledDecoder(model, segments)
 
 
 def relative_error(found: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((found - wanted).norm() / wanted.norm())
 
 
-def test_segments_compute_what_the_layers_compute(tmp_path: Path, demo_model_dir: Path) -> None:
+@pytest.mark.parametrize("blocks", [SCATTERED, IN_ORDER])
+def test_segments_compute_what_the_layers_compute(
+    tmp_path: Path, demo_model_dir: Path, blocks: list[int]
+) -> None:
     runner = open_core(save_tiny(tmp_path, demo_model_dir)).runner
     assert isinstance(runner, ModelRunner)
     model = runner.model
     assert isinstance(model, Decoder)
     token_ids = list(range(20, 50))
-    wanted = step(runner, token_ids, 0)
-    runner.model = CompiledDecoder(model, UncompiledSegment(model))  # type: ignore[arg-type]
-    found = [step(runner, token_ids[:1], 0)]
-    found += [step(runner, token_ids[: at + 1], at) for at in range(1, len(token_ids))]
+    wanted = step(runner, token_ids, 0, blocks)
+    runner.model = uncompiled(model)
+    found = [step(runner, token_ids[:1], 0, blocks)]
+    found += [step(runner, token_ids[: at + 1], at, blocks) for at in range(1, len(token_ids))]
     assert relative_error(torch.cat(found), wanted) < 1.5e-2
 
 
-@pytest.mark.parametrize("options", [{"attention_bias": True}, {"mlp_bias": True}])
-def test_models_with_biases_are_not_compiled(
-    tmp_path: Path, demo_model_dir: Path, options: dict[str, object]
-) -> None:
-    assert open_core(save_tiny(tmp_path, demo_model_dir, **options)).compiler is None
+def test_a_segment_writes_the_cache_as_the_layers_do(tmp_path: Path, demo_model_dir: Path) -> None:
+    """What a step leaves in the cache is read by later steps, whichever path they take."""
+    runner = open_core(save_tiny(tmp_path, demo_model_dir)).runner
+    assert isinstance(runner, ModelRunner)
+    model = runner.model
+    assert isinstance(model, Decoder)
+    token_ids = list(range(20, 50))
+    for at in range(len(token_ids)):
+        step(runner, token_ids[: at + 1], at, IN_ORDER)
+    wanted = [store.tensors()["data"].clone() for store in stores(runner)]
+    for store in stores(runner):
+        store.tensors()["data"].zero_()
+    runner.model = uncompiled(model)
+    for at in range(len(token_ids)):
+        step(runner, token_ids[: at + 1], at, IN_ORDER)
+    for store, before in zip(stores(runner), wanted, strict=True):
+        assert relative_error(store.tensors()["data"].float(), before.float()) < 1.5e-2
+
+
+def stores(runner: ModelRunner) -> list[KVStore]:
+    return [store for cache in runner.caches for store in (cache.k_store, cache.v_store)]
 
 
 PLAIN = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "vocab_size": 128}
@@ -126,7 +184,6 @@ UNKNOWN_TO_SEGMENTS: dict[str, tuple[str, dict[str, object]]] = {
     "norms after blocks": ("Olmo2Config", {}),
     "norms around blocks": ("Gemma2Config", {"head_dim": 16}),
     "two rotations": ("Gemma3TextConfig", {"head_dim": 16}),
-    "norms of queries and keys": ("Qwen3Config", {"head_dim": 16}),
     "a factor on the residual": ("GraniteConfig", {"residual_multiplier": 0.5}),
     "a factor on the embedding": ("GraniteConfig", {"embedding_multiplier": 3.0}),
     "layers without rotation": ("SmolLM3Config", {"no_rope_layer_interval": 2}),
@@ -137,7 +194,6 @@ UNKNOWN_TO_SEGMENTS: dict[str, tuple[str, dict[str, object]]] = {
     ),
     "experts": ("MixtralConfig", {"num_local_experts": 4}),
     "another activation": ("LlamaConfig", {"hidden_act": "gelu"}),
-    "biases": ("Qwen2Config", {}),
 }
 
 
@@ -149,7 +205,7 @@ def test_what_segments_do_not_know_is_not_compiled(
     core = open_core(save_family(tmp_path, demo_model_dir, name, **options))
     assert isinstance(core.runner, ModelRunner)
     assert isinstance(core.runner.model, Decoder)
-    assert segment_shape(core.runner.model) is None
+    assert segment_shapes(core.runner.model, 16) is None
     assert core.compiler is None
 
 
@@ -158,10 +214,13 @@ def test_what_segments_do_not_know_is_not_compiled(
     [
         ("Phi3Config", {}),
         ("MistralConfig", {"sliding_window": 12}),
+        ("Qwen2Config", {}),
+        ("Qwen3Config", {"head_dim": 32}),
+        ("LlamaConfig", {"attention_bias": True, "mlp_bias": True}),
         ("GraniteConfig", {"attention_multiplier": 0.1, "logits_scaling": 3.0}),
     ],
 )
-def test_what_lies_outside_of_segments_may_be_anything(
+def test_segments_know_windows_biases_head_norms_and_factors(
     tmp_path: Path, demo_model_dir: Path, name: str, options: dict[str, object]
 ) -> None:
     runner = open_core(save_family(tmp_path, demo_model_dir, name, **options)).runner
@@ -170,7 +229,7 @@ def test_what_lies_outside_of_segments_may_be_anything(
     assert isinstance(model, Decoder)
     token_ids = list(range(20, 50))
     wanted = step(runner, token_ids, 0)
-    runner.model = CompiledDecoder(model, UncompiledSegment(model))  # type: ignore[arg-type]
+    runner.model = uncompiled(model)
     found = [step(runner, token_ids[: at + 1], at) for at in range(len(token_ids))]
     assert relative_error(torch.cat(found), wanted) < 1.5e-2
 
@@ -182,57 +241,69 @@ def test_float32_and_enforce_eager_compile_nothing(tmp_path: Path, demo_model_di
     assert open_core(folder).compiler is not None
 
 
+def wanted_shapes(core: EngineCore) -> SegmentShapes:
+    assert isinstance(core.runner, ModelRunner)
+    assert isinstance(core.runner.model, Decoder)
+    shapes = segment_shapes(core.runner.model, 16)
+    assert shapes is not None
+    return shapes
+
+
 def test_a_damaged_package_is_not_used(tmp_path: Path, demo_model_dir: Path) -> None:
     core = open_core(save_tiny(tmp_path, demo_model_dir))
-    assert isinstance(core.runner, ModelRunner)
-    shape = segment_shape(core.runner.model)  # type: ignore[arg-type]
-    assert shape is not None
-    path = package_path(tmp_path, shape, torch.bfloat16)
+    shape = wanted_shapes(core).head
+    weights = head_weights(core.runner.model, HugePages())  # type: ignore[attr-defined]
+    path = package_path(tmp_path, shape)
     path.parent.mkdir()
     path.write_bytes(b"no package at all")
-    assert load_package(path, shape, torch.bfloat16) is None
+    assert load_package(path, shape, weights) is None
 
 
 @pytest.mark.slow
-def test_a_compiled_package_is_built_once_and_gives_the_same_logits(
+def test_packages_are_built_once_and_give_the_same_logits(
     tmp_path: Path, demo_model_dir: Path
 ) -> None:
-    runner = open_core(save_tiny(tmp_path / "model", demo_model_dir)).runner
+    core = open_core(save_tiny(tmp_path / "model", demo_model_dir))
+    runner, shapes = core.runner, wanted_shapes(core)
     assert isinstance(runner, ModelRunner)
     model = runner.model
     assert isinstance(model, Decoder)
-    shape = segment_shape(model)
-    assert shape is not None
     token_ids = list(range(60, 90))
     wanted = step(runner, token_ids, 0)
-    compiler = DecodeCompiler(runner, model, shape, tmp_path)
-    assert not compiler.use_package()
+    compiler = DecodeCompiler(runner, model, shapes, tmp_path)
+    assert not compiler.use_packages()
     compiler.compile_now()
     assert compiler.is_compiled
-    found = [step(runner, token_ids[: at + 1], at) for at in range(len(token_ids))]
-    assert relative_error(torch.cat(found), wanted) < 1.5e-2
-    again = DecodeCompiler(runner, model, shape, tmp_path)
-    assert again.use_package()
+    for blocks in (SCATTERED, IN_ORDER):
+        found = [step(runner, token_ids[: at + 1], at, blocks) for at in range(len(token_ids))]
+        assert relative_error(torch.cat(found), wanted) < 1.5e-2
+    again = DecodeCompiler(runner, model, shapes, tmp_path)
+    assert again.use_packages()
 
 
-def test_example_inputs_are_the_same_every_time(tmp_path: Path, demo_model_dir: Path) -> None:
-    core = open_core(save_tiny(tmp_path, demo_model_dir))
-    shape = segment_shape(core.runner.model)  # type: ignore[attr-defined]
-    assert shape is not None
-    one, other = example_inputs(shape, torch.bfloat16), example_inputs(shape, torch.bfloat16)
-    pairs = zip((*one[0], *one[1]), (*other[0], *other[1]), strict=True)
-    assert all(torch.equal(a, b) for a, b in pairs)
+def test_examples_are_what_the_functions_take(tmp_path: Path, demo_model_dir: Path) -> None:
+    folder = save_family(tmp_path, demo_model_dir, "Qwen3Config", attention_bias=True)
+    shapes = wanted_shapes(open_core(folder))
+    assert DecodeEntry(shapes.entry)(*example_state(shapes.entry), example_weights(shapes.entry))
+    for shape in (shapes.layer, shapes.last):
+        assert DecodeSegment(shape)(*example_state(shape), example_weights(shape))
+    logits = DecodeHead(shapes.head)(*example_state(shapes.head), example_weights(shapes.head))
+    assert logits.shape == (PLAIN["vocab_size"],)
+
+
+def test_shapes_survive_the_way_to_the_compiler(tmp_path: Path, demo_model_dir: Path) -> None:
+    shapes = wanted_shapes(open_core(save_tiny(tmp_path, demo_model_dir)))
+    for shape in (shapes.entry, shapes.layer, shapes.last, shapes.head):
+        assert read_shape(json.loads(json.dumps(as_json(shape)))) == shape
 
 
 def test_the_compiler_imports_nothing_from_the_folder_it_is_started_in(
     tmp_path: Path, demo_model_dir: Path
 ) -> None:
     """A model's folder, say, with a ``random.py`` in it."""
-    core = open_core(save_tiny(tmp_path / "model", demo_model_dir))
-    shape = segment_shape(core.runner.model)  # type: ignore[attr-defined]
-    assert shape is not None
+    shape = wanted_shapes(open_core(save_tiny(tmp_path / "model", demo_model_dir))).head
     (tmp_path / "json.py").write_text("raise SystemExit('trapped')")
-    program, *flags = command(tmp_path / "package.pt2", shape, torch.bfloat16)[:2]
+    program, *flags = command([(tmp_path / "package.pt2", shape)])[:2]
     done = subprocess.run([program, *flags, "-c", "import json"], cwd=tmp_path, check=False)
     assert done.returncode == 0
 

@@ -2,37 +2,72 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from litestar import Litestar, Request, Response
+from litestar import Litestar, MediaType, Request, Response
 from litestar.config.cors import CORSConfig
 from litestar.di import Provide
 from litestar.types import ASGIApp
 
 from ingle_server.config import ServerConfig
 from ingle_server.engine_client import EngineClient
-from ingle_server.errors import ErrorBody, to_api_error
+from ingle_server.error_shapes import error_body
+from ingle_server.errors import to_api_error
 from ingle_server.gate import Gate
+from ingle_server.routes.anthropic import count_message_tokens, create_message
 from ingle_server.routes.chat import create_chat_completion
 from ingle_server.routes.completions import create_completion
 from ingle_server.routes.health import health, load, version
 from ingle_server.routes.metrics import metrics
+from ingle_server.routes.model_admin import load_model, unload_model
 from ingle_server.routes.models import list_models, retrieve_model
+from ingle_server.routes.ollama import (
+    ollama_chat,
+    ollama_generate,
+    ollama_ps,
+    ollama_show,
+    ollama_tags,
+    ollama_version,
+)
 from ingle_server.routes.plugins import plugins
+from ingle_server.routes.responses import (
+    cancel_response,
+    create_response,
+    delete_response,
+    list_input_items,
+    retrieve_response,
+)
 from ingle_server.routes.tokens import detokenize, tokenize
 from ingle_server.service import Service
+from ingle_server.visit import provide_service
 
 ROUTES = [
+    cancel_response,
+    count_message_tokens,
     create_chat_completion,
     create_completion,
+    create_message,
+    create_response,
+    delete_response,
     detokenize,
     health,
+    list_input_items,
     list_models,
     load,
+    load_model,
     metrics,
+    ollama_chat,
+    ollama_generate,
+    ollama_ps,
+    ollama_show,
+    ollama_tags,
+    ollama_version,
     plugins,
     retrieve_model,
+    retrieve_response,
     tokenize,
+    unload_model,
     version,
 ]
 
@@ -47,8 +82,11 @@ def create_service_app(service: Service) -> ASGIApp:
     config = service.config
     app = Litestar(
         route_handlers=ROUTES,
-        dependencies={"service": Provide(lambda: service, sync_to_thread=False)},
-        exception_handlers={Exception: _answer_error},
+        dependencies={
+            "server": Provide(lambda: service, sync_to_thread=False),  # bound to no model
+            "service": Provide(provide_service),
+        },
+        exception_handlers={Exception: _error_handler(config.root_path)},
         cors_config=_cors(config),
         request_max_body_size=config.max_body_bytes,
         openapi_config=None,
@@ -58,9 +96,17 @@ def create_service_app(service: Service) -> ASGIApp:
     return Gate(app, service)
 
 
-def _answer_error(_request: Request[Any, Any, Any], error: Exception) -> Response[ErrorBody]:
-    answer = to_api_error(error)
-    return Response(answer.body(), status_code=answer.status, headers=answer.headers)
+def _error_handler(
+    root_path: str,
+) -> Callable[[Request[Any, Any, Any], Exception], Response[bytes]]:
+    def answer(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+        fault = to_api_error(error)
+        body = error_body(request.scope["path"].removeprefix(root_path), fault)
+        return Response(
+            body, status_code=fault.status, headers=fault.headers, media_type=MediaType.JSON
+        )
+
+    return answer
 
 
 def _cors(config: ServerConfig) -> CORSConfig | None:
@@ -69,8 +115,14 @@ def _cors(config: ServerConfig) -> CORSConfig | None:
         return None
     return CORSConfig(
         allow_origins=list(config.allowed_origins),
-        allow_methods=["GET", "POST", "OPTIONS"],
-        allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
+        allow_methods=["GET", "POST", "DELETE", "OPTIONS"],
+        allow_headers=[
+            "Authorization",
+            "Content-Type",
+            "X-Request-Id",
+            "X-Api-Key",
+            "Anthropic-Version",
+        ],
         allow_credentials=False,
         expose_headers=["X-Request-Id"],
     )

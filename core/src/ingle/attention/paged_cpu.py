@@ -73,6 +73,7 @@ class PagedCPUAttention:
     ) -> None:
         self.scale = scale
         self.window = window
+        self.softcap = softcap
         self._softcapped = None if softcap is None else SoftcappedAttention(scale, softcap, window)
 
     def __call__(self, query: torch.Tensor, cache: LayerCache, batch: ForwardBatch) -> torch.Tensor:

@@ -10,7 +10,7 @@ from typing import ClassVar, Self
 
 import torch
 
-from ingle.plugin import Epilogue, KernelUse, LinearWeight, MatmulKernel, Support
+from ingle.plugin import Epilogue, KernelUse, LinearWeight, MatmulKernel, RowProduct, Support
 
 
 class DenseWeight(LinearWeight):
@@ -38,6 +38,12 @@ class DenseWeight(LinearWeight):
         """A weight of the same kind around other tensors."""
         return type(self)(tensors["weight"])
 
+    def row_product(self) -> RowProduct | None:
+        """A loop over the rows of the matrix, where it is in 16 bits."""
+        if self.dtype is not torch.bfloat16:
+            return None
+        return RowProduct.over(dense_row, self.weight)
+
 
 class PackedDenseWeight(DenseWeight):
     """``weight`` in oneDNN's blocked layout, an opaque mkldnn tensor of shape [N, K]."""
@@ -45,6 +51,29 @@ class PackedDenseWeight(DenseWeight):
     def dequantize(self) -> torch.Tensor:
         """The matrix in the usual layout, a copy: [N, K]."""
         return self.weight.to_dense()
+
+    def row_product(self) -> RowProduct | None:
+        """A loop over a copy in the usual layout."""
+        return RowProduct(
+            function=dense_row,
+            shapes=((tuple(self.weight.shape), self.dtype),),
+            tensors=lambda: (self.dequantize().contiguous(),),
+            copied_bytes=self.out_features * self.in_features * self.dtype.itemsize,
+        )
+
+
+STREAMS = 8
+"""Places a product reads its weight from at once. One stream leaves a core waiting for memory at
+every page border (docs/benchmarks.md)."""
+
+
+def dense_row(tensors: Sequence[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    """The ``RowProduct`` of a plain matrix [N, K]: products and sums in float32."""
+    (weight,) = tensors
+    if weight.shape[0] % STREAMS:
+        return (weight.float() * x).sum(-1)
+    parts = weight.view(STREAMS, -1, weight.shape[1])
+    return torch.cat([(part.float() * x).sum(-1) for part in parts])
 
 
 def concatenate(parts: Sequence[LinearWeight]) -> DenseWeight | None:

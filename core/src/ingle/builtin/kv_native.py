@@ -114,6 +114,7 @@ class NativeKVCache(KVCacheFormat):
 
     name: ClassVar[str] = "auto"
     aliases: ClassVar[tuple[str, ...]] = ("bfloat16", "float16", "bf16", "fp16", "native")
+    writes_through_view: ClassVar[bool] = True
     max_relative_error: ClassVar[Mapping[str, float]] = {
         "float32": 0.0,
         "float16": 0.0,

@@ -17,12 +17,18 @@ from ingle.engine.model_runner import ModelRunner
 from ingle.model.compiled_decoder import (
     MAX_EXTRA_BYTES,
     CompiledDecoder,
+    Segments,
+    SegmentShapes,
+    entry_weights,
     extra_bytes,
-    segment_shape,
+    head_weights,
+    layer_weights,
+    segment_shapes,
 )
-from ingle.model.decode_segment import SegmentShape
 from ingle.model.decoder import Decoder
+from ingle.model.huge_pages import HugePages
 from ingle.model.segment_package import command, load_package, package_path
+from ingle.model.segment_shape import Shape
 from ingle.plugin.device import DeviceInfo
 from ingle.registry.loader import default_cache_folder
 
@@ -43,17 +49,19 @@ class DecodeCompiler:
     Args:
         runner: Runs ``model``.
         model: The decoder as it was loaded.
-        shape: What to compile for it.
+        shapes: What to compile for it.
         folder: Where packages are kept.
     """
 
     def __init__(
-        self, runner: ModelRunner, model: Decoder, shape: SegmentShape, folder: Path
+        self, runner: ModelRunner, model: Decoder, shapes: SegmentShapes, folder: Path
     ) -> None:
         self._runner = runner
         self._model = model
-        self._shape = shape
-        self._path = package_path(folder, shape, torch.bfloat16)
+        self._wanted = tuple(
+            (package_path(folder, shape), shape)
+            for shape in (shapes.entry, shapes.layer, shapes.last, shapes.head)
+        )
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -62,19 +70,34 @@ class DecodeCompiler:
         """Whether single-token steps run through compiled segments."""
         return isinstance(self._runner.model, CompiledDecoder)
 
-    def use_package(self) -> bool:
-        """Takes the package on disk into use; False when there is none that is right here."""
-        segment = load_package(self._path, self._shape, torch.bfloat16)
-        if segment is None:
+    def use_packages(self) -> bool:
+        """Takes the packages on disk into use; False when one is missing or not right here."""
+        if not all(path.is_file() for path, _ in self._wanted):
             return False
-        self._runner.model = CompiledDecoder(self._model, segment)
+        model = self._model
+        last = len(model.layers) - 1
+        pages = HugePages()
+        tried = (
+            entry_weights(model, pages),
+            layer_weights(model, pages, 0),
+            layer_weights(model, pages, last),
+            head_weights(model, pages),
+        )
+        entry, layer, end, head = (
+            load_package(*wanted, weights)
+            for wanted, weights in zip(self._wanted, tried, strict=True)
+        )
+        if entry is None or layer is None or end is None or head is None:
+            return False
+        segments = Segments(entry=entry, layer=layer, last=end, head=head)
+        self._runner.model = CompiledDecoder(model, segments)
         return True
 
     def compile_now(self) -> None:
         """Compiles, unless that is done, and takes the result into use; where that cannot be, a
         line in the log says why, and steps stay eager."""
-        if not self.is_compiled and not self.use_package() and self._run(priority=0):
-            self.use_package()
+        if not self.is_compiled and not self.use_packages() and self._run(priority=0):
+            self.use_packages()
 
     def start(self, is_idle: Callable[[], bool]) -> None:
         """Compiles in a process of its own as soon as the engine has nothing else to do."""
@@ -97,14 +120,17 @@ class DecodeCompiler:
                 return
             looks = looks + 1 if is_idle() else 0
         logger.info("Compiling decode kernels for this model's shape, once; some 30 s")
-        if self._run(LOWEST_PRIORITY) and self.use_package():
-            logger.info("Decode steps are compiled from here on (%s)", self._path)
+        if self._run(LOWEST_PRIORITY) and self.use_packages():
+            logger.info("Decode steps are compiled from here on (%s)", self._wanted[0][0].parent)
+
+    def _missing(self) -> list[tuple[Path, Shape]]:
+        return [(path, shape) for path, shape in self._wanted if not path.is_file()]
 
     def _run(self, priority: int) -> bool:
         """Runs the compiler in a process of its own, to its end; False when it failed or was given
         up. ``priority`` is the process's nice value."""
         try:
-            process = begin(command(self._path, self._shape, torch.bfloat16), priority)
+            process = begin(command(self._missing()), priority)
         except OSError as error:
             logger.warning("Decode steps stay uncompiled: %s", error)
             return False
@@ -158,9 +184,10 @@ def decode_compiler(
 ) -> DecodeCompiler | None:
     """A compiler for a loaded model, its package in use when there is one on disk; None where
     there is nothing to gain: on a card, or for weights that segments do not know."""
-    shape = segment_shape(model) if device.type == "cpu" else None
-    if shape is None or extra_bytes(model) > MAX_EXTRA_BYTES:
+    is_served = device.type == "cpu" and model.embedding.dtype is torch.bfloat16
+    shapes = segment_shapes(model, runner.block_size) if is_served else None
+    if shapes is None or extra_bytes(model) > MAX_EXTRA_BYTES:
         return None
-    compiler = DecodeCompiler(runner, model, shape, default_cache_folder())
-    compiler.use_package()
+    compiler = DecodeCompiler(runner, model, shapes, default_cache_folder())
+    compiler.use_packages()
     return compiler

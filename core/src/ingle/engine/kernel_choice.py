@@ -6,6 +6,7 @@ from collections import Counter
 
 import torch
 
+from ingle.model.huge_pages import HugePages
 from ingle.model.linear import ROW_RANGES, PreparedWeight, Workspace
 from ingle.plugin.device import DeviceInfo
 from ingle.plugin.linear import KernelUse, LinearWeight, MatmulKernel
@@ -37,18 +38,32 @@ class KernelChooser:
         self._dtype = dtype
         self._max_rows = max_rows
         self._workspace = Workspace(torch.device(device.torch_device))
+        self._pages = HugePages()
         self.counts: Counter[str] = Counter()
 
     def __call__(self, weight: LinearWeight) -> PreparedWeight:
         """The weight in its decode kernel's layout, with a kernel per row range."""
         uses = [KernelUse(device=self._device, dtype=self._dtype, rows=rows) for rows in ROW_RANGES]
         first = self._selector.prepare(weight, uses[0])
-        rest = [self._selector.choose(first.weight, use).kernel for use in uses[1:]]
+        prepared = first.weight if first.weight is weight else self._settled(first.weight)
+        rest = [self._selector.choose(prepared, use).kernel for use in uses[1:]]
         kernels = (first.kernel, *rest)
         self.counts[first.kernel.name] += 1
         return PreparedWeight(
-            weight=first.weight, kernels=kernels, workspace=self._reserve(first.weight, kernels)
+            weight=prepared, kernels=kernels, workspace=self._reserve(prepared, kernels)
         )
+
+    def _settled(self, weight: LinearWeight) -> LinearWeight:
+        """A weight that was repacked just now, in huge pages when it lies in host memory."""
+        if self._device.type != "cpu":
+            return weight
+        tensors = dict(weight.tensors())
+        for name, tensor in tensors.items():
+            is_plain = tensor.layout is torch.strided and tensor.device.type == "cpu"
+            # Equal orders are one tensor, by which core knows that a gather serves several parts.
+            if is_plain and tensor is not weight.input_order:
+                tensors[name] = self._pages.copy(tensor)
+        return weight.with_tensors(tensors)
 
     def _reserve(self, weight: LinearWeight, kernels: tuple[MatmulKernel, ...]) -> Workspace | None:
         needs = [

@@ -1,45 +1,97 @@
 """A decoder whose single-token steps run through compiled segments; all else as before.
 
-Shape letters: E hidden size, Q query heads, H key/value heads, D head size.
+Shape letters: E hidden size, Q query heads, H key/value heads, D head size, B blocks, S tokens in
+a block.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 
 from ingle.attention.layer_cache import LayerCache
-from ingle.attention.metadata import ForwardBatch
-from ingle.model.decode_segment import SegmentShape, Weights
+from ingle.attention.metadata import ForwardBatch, SequenceSpan
+from ingle.attention.paged_cpu import PagedCPUAttention
+from ingle.model.decode_segment import MIN_LENGTH
 from ingle.model.decoder import Decoder, DecoderLayer
 from ingle.model.feed_forward import MLP
-from ingle.model.layers import RMSNorm
+from ingle.model.huge_pages import HugePages
+from ingle.model.layers import ProjectionNorm, RMSNorm
 from ingle.model.linear import Linear
-from ingle.model.rotary import RotaryTable, rotate
-from ingle.model.segment_package import CompiledSegment
+from ingle.model.rotary import RotaryTable
+from ingle.model.segment_package import CompiledSegment, place
+from ingle.model.segment_shape import (
+    EntryShape,
+    HeadShape,
+    SegmentShape,
+    copied_bytes,
+    linear_shape,
+    linear_tensors,
+)
 
+PIECE = 16
+"""Tokens that a segment reads at once. Blocks are cut into pieces, so that a short sequence in a
+long block costs no more than its length."""
+NULL_BLOCK = 0
+"""Block 0 belongs to nobody."""
 MAX_EXTRA_BYTES = 2 * 1024**3
 """A compiled segment reads plain matrices, beside the packed ones that prompts use. Above this
 size the copies cost more than they bring: such models are bound by memory bandwidth anyway."""
 
 
-def segment_shape(model: Decoder) -> SegmentShape | None:
-    """What to compile for ``model``, or None when it is not made of what segments know.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentShapes:
+    """What to compile for a model: the first layer's entry, a segment that all layers but the last
+    share, the last layer's, and the output head."""
 
-    Segments know bias-free 16-bit matrices without per-head norms, one gated MLP per layer, norms
-    before the blocks and nothing after them, and one rotation of whole heads, alike in every
-    layer. Attention, embedding and output head run outside of them and may be anything.
+    entry: EntryShape
+    layer: SegmentShape
+    last: SegmentShape
+    head: HeadShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segments:
+    """The same, compiled."""
+
+    entry: CompiledSegment
+    layer: CompiledSegment
+    last: CompiledSegment
+    head: CompiledSegment
+
+
+def segment_shapes(model: Decoder, block_size: int) -> SegmentShapes | None:
+    """What to compile for ``model`` over a cache in blocks of ``block_size`` tokens, or None when
+    it is not made of what segments know.
+
+    Segments know linears that have a ``RowProduct``, one gated MLP per layer, RMS norms before the
+    blocks and nothing after them, one rotation of whole heads, alike in every layer, and torch's
+    attention without a bound on its logits. The embedding may be anything.
     """
     layers = _known_layers(model)
-    shapes = {_layer_shape(layer) for layer in layers}
-    if len(shapes) != 1 or len(layers) < 2:
+    table = model.rotaries[0]
+    if len(layers) < 2 or len(model.rotaries) != 1 or table is None:
         return None
-    shape = shapes.pop()
-    if shape is None or len(model.rotaries) != 1 or model.embedding_multiplier != 1:
+    if model.embedding_multiplier != 1 or type(model.norm) is not RMSNorm:
         return None
-    turning = model.rotaries[0]
-    return shape if turning is not None and turning.cos.shape[1] == shape.head_dim else None
+    shapes = {_layer_shape(one, following, block_size) for one, following in pairwise(layers)}
+    entry, last = _entry_shape(layers[0]), _layer_shape(layers[-1], None, block_size)
+    lm_head, layer = linear_shape(model.lm_head), shapes.pop()
+    if shapes or entry is None or layer is None or last is None or lm_head is None:
+        return None
+    if table.cos.shape[1] != layer.head_dim:
+        return None
+    head = HeadShape(eps=model.norm.eps, lm_head=lm_head)
+    return SegmentShapes(entry=entry, layer=layer, last=last, head=head)
+
+
+def piece_size(block_size: int) -> int:
+    """Tokens in a piece of a block."""
+    return math.gcd(block_size, PIECE)
 
 
 def _known_layers(model: Decoder) -> list[DecoderLayer]:
@@ -48,25 +100,60 @@ def _known_layers(model: Decoder) -> list[DecoderLayer]:
     return layers if len(layers) == len(model.layers) else []
 
 
-def _layer_shape(layer: DecoderLayer) -> SegmentShape | None:
+def _entry_shape(layer: DecoderLayer) -> EntryShape | None:
+    attention = layer.attention
+    norms = [n for n in (layer.input_norm, attention.q_norm, attention.k_norm) if n is not None]
+    qkv_proj = linear_shape(attention.qkv_proj)
+    if not _are_alike(norms) or qkv_proj is None:
+        return None
+    return EntryShape(
+        num_heads=attention.shape.num_heads,
+        num_kv_heads=attention.shape.num_kv_heads,
+        head_dim=attention.shape.head_dim,
+        eps=layer.input_norm.eps,
+        has_head_norms=attention.q_norm is not None,
+        qkv_proj=qkv_proj,
+    )
+
+
+def _layer_shape(
+    layer: DecoderLayer, following: DecoderLayer | None, block_size: int
+) -> SegmentShape | None:
     attention, mlp = layer.attention, layer.mlp
     if not isinstance(mlp, MLP) or mlp.activation is not torch.nn.functional.silu:
         return None
-    if attention.q_norm is not None or attention.k_norm is not None:
+    backend = attention.backend
+    if not isinstance(backend, PagedCPUAttention) or backend.softcap is not None:
         return None
-    if type(layer.input_norm) is not RMSNorm or type(layer.post_attention_norm) is not RMSNorm:
+    entry = None if following is None else _entry_shape(following)
+    o_proj, gate_up_proj, down_proj = map(
+        linear_shape, (attention.o_proj, mlp.gate_up_proj, mlp.down_proj)
+    )
+    if o_proj is None or gate_up_proj is None or down_proj is None:
         return None
-    if not all(_is_plain(linear) for linear in _linears(layer)):
+    if not _are_alike([layer.post_attention_norm]) or (following is not None and entry is None):
         return None
     heads = attention.shape
     return SegmentShape(
-        hidden_size=layer.input_norm.weight.shape[0],
-        intermediate_size=mlp.down_proj.parts[0].weight.in_features,
+        hidden_size=o_proj.out_features,
+        intermediate_size=down_proj.in_features,
         num_heads=heads.num_heads,
         num_kv_heads=heads.num_kv_heads,
         head_dim=heads.head_dim,
-        eps=layer.input_norm.eps,
+        eps=layer.post_attention_norm.eps,
+        scale=backend.scale,
+        block_size=piece_size(block_size),
+        o_proj=o_proj,
+        gate_up_proj=gate_up_proj,
+        down_proj=down_proj,
+        following=entry,
     )
+
+
+def _are_alike(norms: Sequence[RMSNorm | ProjectionNorm]) -> bool:
+    """Whether all of ``norms`` are of the plain kind, with one epsilon."""
+    plain = [norm for norm in norms if type(norm) is RMSNorm]
+    return len(plain) == len(norms) and len({norm.eps for norm in plain}) == 1
 
 
 def _linears(layer: DecoderLayer) -> tuple[Linear, ...]:
@@ -75,112 +162,182 @@ def _linears(layer: DecoderLayer) -> tuple[Linear, ...]:
     return (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj)
 
 
-def _is_plain(linear: Linear) -> bool:
-    """One bias-free part that dequantises to bf16: dense, in any layout."""
-    if len(linear.parts) != 1 or linear.bias is not None:
-        return False
-    weight = linear.parts[0].weight
-    tensors = list(weight.tensors().values())
-    return (
-        len(tensors) == 1
-        and tensors[0].dtype is torch.bfloat16
-        and tensors[0].shape == (weight.out_features, weight.in_features)
-    )
-
-
 def extra_bytes(model: Decoder) -> int:
-    """Bytes the plain copies of ``model``'s matrices take; ``segment_shape(model)`` is not None."""
-    return sum(_bytes(layer) for layer in _known_layers(model))
+    """Bytes of the copies that segments read; ``segment_shapes`` of it is not None."""
+    linears = [linear for layer in _known_layers(model) for linear in _linears(layer)]
+    return sum(map(copied_bytes, [*linears, model.lm_head]))
 
 
-def _bytes(layer: DecoderLayer) -> int:
-    return sum(
-        2 * part.weight.out_features * part.weight.in_features
-        for linear in _linears(layer)
-        for part in linear.parts
-    )
+def entry_weights(model: Decoder, pages: HugePages, number: int = 0) -> list[torch.Tensor]:
+    """What layer ``number``'s entry is given."""
+    layer = _known_layers(model)[number]
+    attention = layer.attention
+    head_norms = [n for n in (attention.q_norm, attention.k_norm) if isinstance(n, RMSNorm)]
+    projection = linear_tensors(attention.qkv_proj, pages)
+    return [layer.input_norm.weight, *projection, *(norm.weight for norm in head_norms)]
+
+
+def layer_weights(model: Decoder, pages: HugePages, number: int) -> list[torch.Tensor]:
+    """What layer ``number``'s segment is given, the next layer's entry included."""
+    layer = _known_layers(model)[number]
+    _, o_proj, gate_up_proj, down_proj = _linears(layer)
+    weights = [*linear_tensors(o_proj, pages), layer.post_attention_norm.weight]
+    weights += [*linear_tensors(gate_up_proj, pages), *linear_tensors(down_proj, pages)]
+    is_last = number + 1 == len(model.layers)
+    return weights if is_last else [*weights, *entry_weights(model, pages, number + 1)]
+
+
+def head_weights(model: Decoder, pages: HugePages) -> list[torch.Tensor]:
+    """What the output head's segment is given."""
+    return [model.norm.weight, *linear_tensors(model.lm_head, pages)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storage:
+    """A layer's keys and values [H, B, S, D], in place and in the pieces that segments read; and
+    the tokens in a block of the cache, a multiple of S."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    block_size: int
 
 
 class CompiledDecoder:
     """``model`` with a faster path for a batch of one token.
 
     Args:
-        model: The decoder; ``segment_shape(model)`` is what ``segment`` was compiled for.
-        segment: Loaded and found right on this machine.
+        model: The decoder; ``segment_shapes`` of it is what ``segments`` were compiled for.
+        segments: Loaded and found right on this machine.
     """
 
-    def __init__(self, model: Decoder, segment: CompiledSegment) -> None:
+    def __init__(self, model: Decoder, segments: Segments) -> None:
         table = model.rotaries[0]
         assert table is not None
         self._model = model
-        self._segment = segment
+        self._segments = segments
         self._layers = _known_layers(model)
         self._rotary: RotaryTable = table
-        self._weights = [
-            _weights(one, other) for one, other in zip(self._layers, self._layers[1:], strict=False)
-        ]
+        self._storages: dict[int, Storage | None] = {}
+        pages = HugePages()
+        self._entry_weights = entry_weights(model, pages)
+        self._weights = [layer_weights(model, pages, at) for at in range(len(self._layers))]
+        self._head_weights = head_weights(model, pages)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """As ``Decoder.logits``."""
-        return self._model.logits(hidden)
+        if hidden.shape[0] != 1:
+            return self._model.logits(hidden)
+        (logits,) = self._segments.head([hidden[0].float(), *self._head_weights])
+        return self._model.bounded(logits.unsqueeze(0))
 
     def hidden_states(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> torch.Tensor:
         """As ``Decoder.hidden_states``; one token goes through the compiled segments."""
-        if batch.token_ids.shape[0] != 1:
+        if batch.token_ids.shape[0] != 1 or batch.spans[0].seq_len < MIN_LENGTH:
             return self._model.hidden_states(batch, caches)
         return self._one_token(batch, caches)
 
     def _one_token(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> torch.Tensor:
-        layers, segment = self._layers, self._segment
         x = self._model.embedding[batch.token_ids]
-        turn = self._rotary.at(batch.positions)
-        turned, value = _enter(layers[0], x, turn)
-        residual, cos, sin = x[0].float(), turn[0].view(-1), turn[1].view(-1)
-        for layer, cache, weights in zip(layers, caches, self._weights, strict=False):
-            attended = _attend(layer, turned, value, cache, batch)
-            inputs = [attended.view(-1), residual, cos, sin, *weights]
-            residual, turned, value = segment(inputs)
-            turned, value = turned.unsqueeze(0), value.unsqueeze(0)
-        last = layers[-1]
-        attended = _attend(last, turned, value, caches[-1], batch)
-        x = last.attention.o_proj(attended, residual.to(x.dtype).unsqueeze(0))
-        return last.mlp(last.post_attention_norm(x), x)
+        cos, sin = (part.view(-1) for part in self._rotary.at(batch.positions))
+        residual = x[0].float()
+        turned, value = self._segments.entry([residual, cos, sin, *self._entry_weights])
+        segment, last = self._segments.layer, len(self._layers) - 1
+        places = _Places(batch.spans[0])
+        for number, (layer, cache) in enumerate(zip(self._layers, caches, strict=True)):
+            storage = self._storage(number, cache)
+            if storage is None:
+                key = turned[layer.attention.shape.num_heads :]
+                where = _copies(layer, cache, batch, key, value)
+            else:
+                where = places.of(layer, storage)
+            inputs = [turned, value, residual, cos, sin, *where, *self._weights[number]]
+            if number < last:
+                residual, turned, value = segment(inputs)
+        (residual,) = self._segments.last(inputs)
+        return residual.to(x.dtype).unsqueeze(0)
+
+    def _storage(self, number: int, cache: LayerCache) -> Storage | None:
+        """Layer ``number``'s storage, asked for once."""
+        if number not in self._storages:
+            self._storages[number] = _storage(cache)
+        return self._storages[number]
 
 
-def _enter(
-    layer: DecoderLayer, x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """A layer up to its attention: turned queries and keys [1, Q + H, D], values [1, H, D]."""
-    attention = layer.attention
-    heads = attention.qkv_proj(layer.input_norm(x)).view(1, -1, attention.shape.head_dim)
-    turning = attention.shape.num_heads + attention.shape.num_kv_heads
-    return rotate(heads[:, :turning], *turn), heads[:, turning:]
+Places = tuple[torch.Tensor, ...]
+"""A segment's ``Cache``."""
 
 
-def _attend(
+class _Places:
+    """Where a step's sequence lies in the layers' own storage."""
+
+    def __init__(self, span: SequenceSpan) -> None:
+        self._span = span
+        self._by_window: dict[int | None, Places] = {}
+
+    def of(self, layer: DecoderLayer, storage: Storage) -> Places:
+        """The layer's ``Cache``."""
+        window = _window(layer)
+        if window not in self._by_window:
+            self._by_window[window] = self._place(_skipped(layer, self._span), storage)
+        return (storage.keys, storage.values, *self._by_window[window])
+
+    def _place(self, skipped: int, storage: Storage) -> Places:
+        length, size = self._span.seq_len, storage.keys.shape[2]
+        per_block = storage.block_size // size
+        blocks = torch.tensor(self._span.block_table[: -(-length // storage.block_size)])
+        pieces = blocks[:, None] * per_block + torch.arange(per_block)
+        used, start = pieces.view(-1)[skipped // size : -(-length // size)], skipped % size
+        if used.shape[0] < MIN_LENGTH:
+            used, start = torch.cat((torch.tensor([NULL_BLOCK]), used)), start + size
+        return (used, *place(start, length - skipped))
+
+
+def _copies(
     layer: DecoderLayer,
-    turned: torch.Tensor,
-    value: torch.Tensor,
     cache: LayerCache,
     batch: ForwardBatch,
-) -> torch.Tensor:
-    num_heads = layer.attention.shape.num_heads
-    cache.write(turned[:, num_heads:], value, batch.slot_mapping)
-    return layer.attention.backend(turned[:, :num_heads], cache, batch)
+    key: torch.Tensor,
+    value: torch.Tensor,
+) -> Places:
+    """Copies of what the cache gives to read, the token's own ``key`` and ``value`` [H, D] having
+    been stored before."""
+    span = batch.spans[0]
+    cache.write(key.unsqueeze(0), value.unsqueeze(0), batch.slot_mapping)
+    skipped = _skipped(layer, span)
+    length, size = span.seq_len - skipped, piece_size(cache.k_store.geometry.block_size)
+    start = size if length <= size else 0
+    keys, values = (_in_blocks(side[:, skipped:], start, size) for side in cache.read(span))
+    return (keys, values, torch.arange(keys.shape[1]), *place(start, length))
 
 
-def _weights(layer: DecoderLayer, following: DecoderLayer) -> Weights:
-    _, o_proj, gate_up_proj, down_proj = _linears(layer)
-    return (
-        _matrix(o_proj),
-        layer.post_attention_norm.weight,
-        _matrix(gate_up_proj),
-        _matrix(down_proj),
-        following.input_norm.weight,
-        _matrix(following.attention.qkv_proj),
-    )
+def _in_blocks(side: torch.Tensor, start: int, size: int) -> torch.Tensor:
+    """``side`` [H, L, D] as [H, B, S, D], contiguous, from place ``start`` on."""
+    padded = torch.nn.functional.pad(side, (0, 0, start, -side.shape[1] % size))
+    return padded.contiguous().view(side.shape[0], -1, size, side.shape[2])
 
 
-def _matrix(linear: Linear) -> torch.Tensor:
-    """The weight as a plain [N, K] bf16 matrix."""
-    return linear.parts[0].weight.dequantize().contiguous()
+def _window(layer: DecoderLayer) -> int | None:
+    backend = layer.attention.backend
+    assert isinstance(backend, PagedCPUAttention)
+    return backend.window
+
+
+def _skipped(layer: DecoderLayer, span: SequenceSpan) -> int:
+    """Tokens at the start of a sequence that a layer's window no longer reaches."""
+    window = _window(layer)
+    return 0 if window is None else max(0, span.seq_len - window)
+
+
+def _storage(cache: LayerCache) -> Storage | None:
+    """The layer's storage, or None where one may not write into it."""
+    formats, stores = (cache.k_format, cache.v_format), (cache.k_store, cache.v_store)
+    size = cache.k_store.geometry.block_size
+    sides = [
+        form.view(store, 0, store.num_blocks * size) if form.writes_through_view else None
+        for form, store in zip(formats, stores, strict=True)
+    ]
+    keys, values = sides
+    if keys is None or values is None:
+        return None
+    shape = (keys.shape[0], -1, piece_size(size), keys.shape[2])
+    return Storage(keys=keys.view(shape), values=values.view(shape), block_size=size)

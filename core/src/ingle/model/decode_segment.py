@@ -1,42 +1,33 @@
 """One decode step of a layer as a plain function, for torch's compiler.
 
-Everything between two attentions is one function: the rest of a layer after its attention, and
-the next layer up to its own. Compiled ahead of time it is one C++ kernel that streams the weights
-once; run eagerly it is some thirty operator calls, each of which finds its code evicted from the
-processor's caches by the weights in between.
+A segment is everything from one layer's queries, keys and values to the next layer's: cache write,
+attention, output projection, feed-forward, and the next layer's projection and rotation. Compiled
+ahead of time it is one C++ kernel that streams the weights once; run eagerly it is some thirty
+operator calls, each of which finds its code evicted from the processor's caches by the weights in
+between. The last layer's segment ends with its output, and the output head is a segment of its own.
 
-Shape letters: E hidden size, I intermediate size, Q query heads, H key/value heads, D head size.
+Shape letters: E hidden size, I intermediate size, Q query heads, H key/value heads, D head size,
+B blocks of the cache, S tokens in a block, N blocks of the sequence, V vocabulary.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 import torch
 
-State = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-"""Attention's output [Q*D] in the activation dtype; residual float32 [E]; cosines and signed sines
-[D], the token's row of ``RotaryTable``."""
-Weights = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-"""o_proj [E, Q*D], post-attention norm [E], gate_up_proj [2*I, E], down_proj [E, I]; then of the
-next layer: input norm [E], qkv_proj [(Q + 2*H) * D, E]."""
+from ingle.model.segment_shape import EntryShape, HeadShape, LinearShape, SegmentShape, row_function
 
+State = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+"""Turned queries and keys [Q + H, D] and values [H, D] in the activation dtype; the residual
+float32 [E]; cosines and signed sines [D], the token's row of ``RotaryTable``."""
+Cache = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+"""Keys and values [H, B, S, D] in blocks; the sequence's blocks int64 [N]; and two tensors of which
+only the length counts: the sequence begins ``len(before) - MIN_LENGTH`` tokens into its first block
+and has ``len(tokens)`` tokens, this one included."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SegmentShape:
-    """What a compiled segment is specialised on."""
-
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    eps: float
-
-    @property
-    def qkv_size(self) -> int:
-        """Outputs of the joined query, key and value projection."""
-        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+MIN_LENGTH = 2
+"""The least length of a dimension that the compiler does not take for a constant."""
 
 
 class DecodeSegment(torch.nn.Module):
@@ -47,65 +38,133 @@ class DecodeSegment(torch.nn.Module):
         self.shape = shape
 
     def forward(
-        self, state: State, weights: Weights
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """From one attention's output to the next one's input, for one token.
+        self, state: State, cache: Cache, weights: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor, ...]:
+        """From one layer's queries, keys and values to the next one's, for one token.
 
         Args:
             state: See ``State``.
-            weights: See ``Weights``.
+            cache: See ``Cache``; the token's keys and values are written into it.
+            weights: What ``SegmentShape`` names, in its order, see ``compiled_decoder``.
 
         Returns:
-            The residual float32 [E]; turned queries and keys [Q + H, D] and values [H, D] in the
-            activation dtype.
+            The residual float32 [E]; but for a last layer also turned queries and keys
+            [Q + H, D] and values [H, D] in the activation dtype.
         """
         shape = self.shape
-        attended, residual, cos, sin = state
-        o_proj, post_norm, gate_up_proj, down_proj, input_norm, qkv_proj = weights
-        x = residual + _product(o_proj, attended.float())
-        both = _product(gate_up_proj, self._norm(x, post_norm))
+        turned, value, residual, cos, sin = state
+        feed = iter(weights)
+        attended = self._attend(turned, value, cache)
+        x = residual + _linear(shape.o_proj, feed, attended)
+        both = _linear(shape.gate_up_proj, feed, _norm(x, next(feed), shape.eps))
         gate, up = both[: shape.intermediate_size], both[shape.intermediate_size :]
-        x = x + _product(down_proj, torch.nn.functional.silu(gate) * up)
-        heads = _product(qkv_proj, self._norm(x, input_norm)).view(-1, shape.head_dim)
-        turning = shape.num_heads + shape.num_kv_heads
-        turned, half = heads[:turning], shape.head_dim // 2
-        swapped = torch.cat((turned[:, half:], turned[:, :half]), 1)
-        turned = turned * cos.float() + swapped * sin.float()
-        return x, turned.to(attended.dtype), heads[turning:].to(attended.dtype)
+        x = x + _linear(shape.down_proj, feed, torch.nn.functional.silu(gate) * up)
+        if shape.following is None:
+            return (x,)
+        return (x, *_enter(shape.following, feed, x, (cos, sin)))
 
-    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return x * torch.rsqrt(x.square().mean() + self.shape.eps) * weight.float()
+    def _attend(self, turned: torch.Tensor, value: torch.Tensor, cache: Cache) -> torch.Tensor:
+        """Attention's output float32 [Q * D]."""
+        shape = self.shape
+        keys, values, blocks, before, tokens = cache
+        start, length = before.shape[0] - MIN_LENGTH, tokens.shape[0]
+        slot = (torch.arange(shape.num_kv_heads), blocks[-1:], _slot(start + length, shape))
+        keys.index_put_(slot, turned[shape.num_heads :])
+        values.index_put_(slot, value)
+        at = torch.arange(blocks.shape[0] * shape.block_size).view(-1, shape.block_size)
+        is_read = (at >= start) & (at < start + length)
+        groups = shape.num_heads // shape.num_kv_heads
+        query = turned[: shape.num_heads].float() * shape.scale
+        query = query.view(shape.num_kv_heads, groups, 1, 1, shape.head_dim)
+        key, value = keys[:, blocks].float(), values[:, blocks].float()
+        # Written out for every head of a group, so that one loop over the keys serves them all.
+        logits = [(query[:, g] * key).sum(-1) for g in range(groups)]
+        logits = [torch.where(is_read, one, -torch.inf) for one in logits]
+        shares = [torch.exp(one - one.amax((1, 2), keepdim=True)) for one in logits]
+        sums = [(one.unsqueeze(-1) * value).sum((1, 2)) for one in shares]
+        totals = [one.sum((1, 2)).unsqueeze(-1) for one in shares]
+        outs = [one / total for one, total in zip(sums, totals, strict=True)]
+        return torch.stack(outs, 1).view(-1)
 
 
-STREAMS = 4
-"""Places a product reads its weight from at once. One stream leaves a core waiting for memory at
-every page border: 11.9 against 15 GB/s on two cores of a Xeon (docs/benchmarks.md)."""
+class DecodeEntry(torch.nn.Module):
+    """The first layer up to its attention."""
+
+    def __init__(self, shape: EntryShape) -> None:
+        super().__init__()
+        self.shape = shape
+
+    def forward(
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, weights: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """``x`` float32 [E] to turned queries and keys [Q + H, D] and values [H, D], in the dtype
+        of ``cos`` and ``sin`` [D]; ``weights``: the norm's, the projection's, the head norms'."""
+        return _enter(self.shape, iter(weights), x, (cos, sin))
 
 
-def _product(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """``weight`` [N, K] times float32 [K], summed in float32."""
-    if weight.shape[0] % STREAMS:
-        return (weight.float() * x).sum(-1)
-    parts = weight.view(STREAMS, -1, weight.shape[1])
-    return torch.cat([(part.float() * x).sum(-1) for part in parts])
+class DecodeHead(torch.nn.Module):
+    """The final norm and the output head."""
+
+    def __init__(self, shape: HeadShape) -> None:
+        super().__init__()
+        self.shape = shape
+
+    def forward(self, x: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
+        """``x`` [E], the last layer's output, to float32 [V]; ``weights``: the norm's, then those
+        of the head."""
+        feed = iter(weights)
+        x = _norm(x.float(), next(feed), self.shape.eps)
+        return _linear(self.shape.lm_head, feed, x)
 
 
-def example_inputs(shape: SegmentShape, dtype: torch.dtype) -> tuple[State, Weights]:
-    """Small random inputs of the right shapes, the same ones every time."""
-    generator = torch.Generator().manual_seed(0)
+def _enter(
+    shape: EntryShape,
+    feed: Iterator[torch.Tensor],
+    x: torch.Tensor,
+    turn: tuple[torch.Tensor, torch.Tensor],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A layer up to its attention, see ``DecodeEntry``; its tensors come next from ``feed``."""
+    cos, sin = turn
+    heads = _linear(shape.qkv_proj, feed, _norm(x, next(feed), shape.eps)).view(-1, shape.head_dim)
+    turning, half = shape.num_heads + shape.num_kv_heads, shape.head_dim // 2
+    turned = heads[:turning]
+    if shape.has_head_norms:
+        query = _norm(turned[: shape.num_heads], next(feed), shape.eps)
+        key = _norm(turned[shape.num_heads :], next(feed), shape.eps)
+        turned = torch.cat((query, key))
+    swapped = torch.cat((turned[:, half:], turned[:, :half]), 1)
+    turned = turned * cos.float() + swapped * sin.float()
+    return turned.to(cos.dtype), heads[turning:].to(cos.dtype)
 
-    def draw(*size: int) -> torch.Tensor:
-        return (torch.randn(*size, generator=generator) * 0.05).to(dtype)
 
-    hidden, inner = shape.hidden_size, shape.intermediate_size
-    attended = shape.num_heads * shape.head_dim
-    state = (draw(attended), draw(hidden).float(), draw(shape.head_dim), draw(shape.head_dim))
-    weights = (
-        draw(hidden, attended),
-        draw(hidden) + 1,
-        draw(2 * inner, hidden),
-        draw(hidden, inner),
-        draw(hidden) + 1,
-        draw(shape.qkv_size, hidden),
-    )
-    return state, weights
+def _slot(end: int, shape: SegmentShape) -> torch.Tensor:
+    """Where in its block the token before place ``end`` lies, int64 [1]."""
+    return torch.full((1,), (end - 1) % shape.block_size)
+
+
+def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """RMS norm over the last dimension, in float32."""
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight.float()
+
+
+def _linear(shape: LinearShape, feed: Iterator[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    """``x`` float32 [K] through a linear whose tensors come next from ``feed``: float32 [N]."""
+    x = _stored(x)
+    outs = []
+    for part in shape.parts:
+        row = x
+        if part.scale_dtype:
+            row = row * next(feed).float()
+        if part.is_ordered:
+            row = row[next(feed)]
+        tensors = [next(feed) for _ in part.tensors]
+        row = row if row is x else _stored(row)
+        outs.append(row_function(part.function)(tensors, row)[: part.out_features])
+    out = outs[0] if len(outs) == 1 else torch.cat(outs)
+    return out + next(feed).float() if shape.has_bias else out
+
+
+def _stored(x: torch.Tensor) -> torch.Tensor:
+    """``x`` [K], written to memory once: otherwise the compiler may compute it anew in every
+    iteration of the product that reads it."""
+    return torch.as_strided(x.contiguous(), x.shape, (1,))

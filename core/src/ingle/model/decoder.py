@@ -66,21 +66,25 @@ class SelfAttention:
         Without ``turn`` queries and keys stay as they are.
         """
         shape = self.shape
-        rows = x.shape[0]
-        heads = self.qkv_proj(x).view(rows, -1, shape.head_dim)
-        turning = shape.num_heads + shape.num_kv_heads
-        value = heads[:, turning:]
-        if self.q_norm is None or self.k_norm is None:
-            turned = heads[:, :turning]
-        else:
-            query = self.q_norm(heads[:, : shape.num_heads])
-            key = self.k_norm(heads[:, shape.num_heads : turning])
-            turned = torch.cat((query, key), 1)
+        turned, value = self.heads(x)
         if turn is not None:
             turned = rotate(turned, *turn)
         cache.write(turned[:, shape.num_heads :], value, batch.slot_mapping)
         attended = self.backend(turned[:, : shape.num_heads], cache, batch)
         return self.o_proj(attended, residual)
+
+    def heads(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queries and keys [T, Q + H, D], normed where they are but not yet turned, and values
+        [T, H, D] of ``x`` [T, E]."""
+        shape = self.shape
+        heads = self.qkv_proj(x).view(x.shape[0], -1, shape.head_dim)
+        turning = shape.num_heads + shape.num_kv_heads
+        value = heads[:, turning:]
+        if self.q_norm is None or self.k_norm is None:
+            return heads[:, :turning], value
+        query = self.q_norm(heads[:, : shape.num_heads])
+        key = self.k_norm(heads[:, shape.num_heads : turning])
+        return torch.cat((query, key), 1), value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +194,10 @@ class Decoder:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """``hidden`` [R, E] of the rows that need logits to float32 [R, V]."""
-        logits = self.lm_head(self.norm(hidden)).float()
+        return self.bounded(self.lm_head(self.norm(hidden)).float())
+
+    def bounded(self, logits: torch.Tensor) -> torch.Tensor:
+        """The output head's ``logits`` float32 [R, V], divided and bounded as the model wants."""
         if self.logits_divisor != 1:
             logits = logits / self.logits_divisor
         if self.logits_softcap is not None:

@@ -1,8 +1,8 @@
 """Compiled decode segments on disk: built once per model shape and processor, loaded in
 milliseconds.
 
-The package is AOTInductor's ``.pt2``: torch's own ahead-of-time format. It holds machine code, so
-it is only ever read from the user's own cache folder.
+A package is AOTInductor's ``.pt2``: torch's own ahead-of-time format. It holds machine code, so it
+is only ever read from the user's own cache folder.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +24,32 @@ import torch
 
 from ingle.errors import ConfigError
 from ingle.model import decode_segment
-from ingle.model.decode_segment import DecodeSegment, SegmentShape, example_inputs
+from ingle.model.decode_segment import MIN_LENGTH, DecodeEntry, DecodeHead, DecodeSegment
+from ingle.model.segment_shape import (
+    EntryShape,
+    HeadShape,
+    LinearShape,
+    SegmentShape,
+    Shape,
+    as_json,
+    read_shape,
+    row_functions,
+)
 
 COMPILERS = ("g++", "clang++")
 MAX_RELATIVE_ERROR = 1e-2
 """Between a compiled segment and the same function run eagerly, both summing in float32; the
 outputs are rounded to 16 bits."""
+EXAMPLE_BLOCKS = 40
+"""The compiler takes it for the usual length: with few tokens it leaves attention to one thread."""
+EXAMPLE_START = 3
+
+Arguments = tuple[Any, ...]
+"""``forward``'s arguments: tensors and tuples of tensors."""
 
 
 class CompiledSegment:
-    """A loaded package, called with ``DecodeSegment.forward``'s state and weights in one list."""
+    """A loaded package, called with ``forward``'s tensors in one list."""
 
     def __init__(self, path: Path) -> None:
         self._loader: Any = _open_package(str(path))
@@ -55,22 +71,23 @@ def _open_package(path: str) -> Any:
     return runner(path, "model", False, 1, -1)
 
 
-def package_path(folder: Path, shape: SegmentShape, dtype: torch.dtype) -> Path:
+def package_path(folder: Path, shape: Shape) -> Path:
     """Where the package for this shape, processor and torch lies."""
+    modules = {name.partition(":")[0] for name in row_functions(shape)}
     facts = (
-        asdict(shape),
-        str(dtype),
+        as_json(shape),
         torch.__version__,
         torch.backends.cpu.get_cpu_capability(),
         torch.get_num_threads(),
         inspect.getsource(decode_segment),
+        *(inspect.getsource(import_module(name)) for name in sorted(modules)),
     )
     digest = hashlib.sha256(repr(facts).encode()).hexdigest()[:20]
-    return folder / "compiled" / f"decode-segment-{digest}.pt2"
+    return folder / "compiled" / f"decode-{digest}.pt2"
 
 
-def build_package(path: Path, shape: SegmentShape, dtype: torch.dtype) -> None:
-    """Compiles the segment into ``path``; takes some twenty seconds and a C++ compiler.
+def build_package(path: Path, shape: Shape) -> None:
+    """Compiles the segment into ``path``; takes some ten seconds and a C++ compiler.
 
     Raises:
         ConfigError: When there is no C++ compiler.
@@ -81,9 +98,11 @@ def build_package(path: Path, shape: SegmentShape, dtype: torch.dtype) -> None:
             "PATH. Install one (apt install g++), or run without them: --enforce-eager."
         )
     path.parent.mkdir(parents=True, exist_ok=True)
-    inputs = example_inputs(shape, dtype)
+    arguments = (*example_state(shape), example_weights(shape))
     with torch.no_grad(), tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        program = torch.export.export(DecodeSegment(shape), inputs)
+        program = torch.export.export(
+            _module(shape), arguments, dynamic_shapes=_dynamic(shape, arguments)
+        )
         built = torch._inductor.aoti_compile_and_package(
             program,
             package_path=str(Path(folder) / "segment.pt2"),
@@ -93,20 +112,51 @@ def build_package(path: Path, shape: SegmentShape, dtype: torch.dtype) -> None:
         os.replace(built, path)
 
 
-def load_package(path: Path, shape: SegmentShape, dtype: torch.dtype) -> CompiledSegment | None:
-    """The package at ``path``, or None when it is not there or not right on this machine."""
+def _module(shape: Shape) -> torch.nn.Module:
+    if isinstance(shape, SegmentShape):
+        return DecodeSegment(shape)
+    return DecodeHead(shape) if isinstance(shape, HeadShape) else DecodeEntry(shape)
+
+
+def _dynamic(shape: Shape, arguments: Arguments) -> Any:
+    """Which dimensions differ between calls: slots of the cache, and where a sequence lies."""
+    constant = tuple(None for _ in arguments[-1])
+    if not isinstance(shape, SegmentShape):
+        return (*(None for _ in arguments[:-1]), constant)
+    names = ("stored", "blocks", "before", "tokens")
+    stored, blocks, before, tokens = (torch.export.Dim(n, min=MIN_LENGTH) for n in names)
+    cache = ({1: stored}, {1: stored}, {0: blocks}, {0: before}, {0: tokens})
+    return (tuple(None for _ in arguments[0]), cache, constant)
+
+
+def load_package(
+    path: Path, shape: Shape, weights: Sequence[torch.Tensor]
+) -> CompiledSegment | None:
+    """The package at ``path``, or None when it is not there or not right on this machine.
+
+    ``weights`` are those of one of the model's layers (or its head): it is tried out with them.
+    """
     if not path.is_file():
         return None
+    arguments = example_state(shape)
     try:
         segment = CompiledSegment(path)
-        inputs = example_inputs(shape, dtype)
-        found = segment([*inputs[0], *inputs[1]])
+        found = segment([*_flat(arguments), *weights])
     except RuntimeError:
         return None
+    arguments = example_state(shape)
     with torch.inference_mode():
-        wanted = DecodeSegment(shape)(*inputs)
-    right = all(_close(one, other) for one, other in zip(found, wanted, strict=True))
+        wanted = _module(shape)(*arguments, tuple(weights))
+    expected = [wanted] if isinstance(wanted, torch.Tensor) else wanted
+    right = all(_close(one, other) for one, other in zip(found, expected, strict=True))
     return segment if right else None
+
+
+def _flat(arguments: Arguments) -> list[torch.Tensor]:
+    flat: list[torch.Tensor] = []
+    for one in arguments:
+        flat.extend([one] if isinstance(one, torch.Tensor) else one)
+    return flat
 
 
 def _close(found: torch.Tensor, wanted: torch.Tensor) -> bool:
@@ -114,27 +164,87 @@ def _close(found: torch.Tensor, wanted: torch.Tensor) -> bool:
     return bool(difference <= MAX_RELATIVE_ERROR * torch.linalg.vector_norm(wanted.float()))
 
 
-def command(path: Path, shape: SegmentShape, dtype: torch.dtype) -> list[str]:
-    """A command that builds the package in a process of its own."""
-    facts = {"shape": asdict(shape), "dtype": str(dtype).removeprefix("torch.")}
-    threads = str(torch.get_num_threads())
+def example_state(shape: Shape) -> Arguments:
+    """Everything but the weights, small and random, the same every time."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*size: int) -> torch.Tensor:
+        return torch.randn(*size, generator=generator).to(torch.bfloat16)
+
+    if isinstance(shape, HeadShape):
+        return (draw(shape.lm_head.in_features).float(),)
+    heads, dim = shape.num_kv_heads, shape.head_dim
+    if isinstance(shape, EntryShape):
+        return (draw(shape.qkv_proj.in_features).float(), draw(dim), draw(dim))
+    side = (heads, EXAMPLE_BLOCKS + 1, shape.block_size, dim)
+    blocks = torch.arange(EXAMPLE_BLOCKS).flip(0)
+    length = EXAMPLE_BLOCKS * shape.block_size - EXAMPLE_START - 1
+    state = (
+        draw(shape.num_heads + heads, dim),
+        draw(heads, dim),
+        draw(shape.hidden_size).float(),
+        draw(dim),
+        draw(dim),
+    )
+    return state, (draw(*side), draw(*side), blocks, *place(EXAMPLE_START, length))
+
+
+def place(start: int, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where a sequence lies in its blocks, as ``DecodeSegment`` takes it: a start and a length,
+    told by the lengths of two tensors of one element each."""
+    one = torch.zeros(1)
+    return one.expand(start + MIN_LENGTH), one.expand(num_tokens)
+
+
+def example_weights(shape: Shape) -> tuple[torch.Tensor, ...]:
+    """Tensors of the shapes and dtypes of a layer's weights, all zero."""
+
+    def linear(one: LinearShape) -> list[torch.Tensor]:
+        tensors: list[torch.Tensor] = []
+        for part in one.parts:
+            if part.scale_dtype:
+                scale = getattr(torch, part.scale_dtype)
+                tensors.append(torch.zeros(part.in_features, dtype=scale))
+            if part.is_ordered:
+                tensors.append(torch.zeros(part.in_features, dtype=torch.int64))
+            tensors += [torch.zeros(d, dtype=getattr(torch, name)) for d, name in part.tensors]
+        return [*tensors, half(one.out_features)] if one.has_bias else tensors
+
+    def half(size: int) -> torch.Tensor:
+        return torch.zeros(size, dtype=torch.bfloat16)
+
+    def entry(one: EntryShape) -> list[torch.Tensor]:
+        head_norms = [half(one.head_dim) for _ in range(2 * one.has_head_norms)]
+        return [half(one.qkv_proj.in_features), *linear(one.qkv_proj), *head_norms]
+
+    if isinstance(shape, HeadShape):
+        return (half(shape.lm_head.in_features), *linear(shape.lm_head))
+    if isinstance(shape, EntryShape):
+        return tuple(entry(shape))
+    weights = [*linear(shape.o_proj), half(shape.hidden_size)]
+    weights += [*linear(shape.gate_up_proj), *linear(shape.down_proj)]
+    return tuple(weights if shape.following is None else [*weights, *entry(shape.following)])
+
+
+def command(wanted: Sequence[tuple[Path, Shape]]) -> list[str]:
+    """A command that builds packages in a process of its own."""
+    facts = [(str(path), as_json(shape)) for path, shape in wanted]
     return [
         sys.executable,
         "-P",  # the folder it is started in may be a stranger's: nothing is imported from there
         "-m",
         "ingle.model.segment_package",
-        str(path),
         json.dumps(facts),
-        threads,
+        str(torch.get_num_threads()),
     ]
 
 
-def _main(path: str, facts: str, threads: str) -> None:
+def _main(facts: str, threads: str) -> None:
     # Ends by an exception, so that the half-made package is removed.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("given up"))
     torch.set_num_threads(int(threads))
-    read = json.loads(facts)
-    build_package(Path(path), SegmentShape(**read["shape"]), getattr(torch, read["dtype"]))
+    for path, shape in json.loads(facts):
+        build_package(Path(path), read_shape(shape))
 
 
 if __name__ == "__main__":

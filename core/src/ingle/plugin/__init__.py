@@ -19,11 +19,13 @@ from ingle.plugin.linear import (
     LinearSpec,
     LinearWeight,
     MatmulKernel,
+    RowProduct,
     Shard,
     TritonDecode,
     WeightFormat,
     WeightLoader,
 )
+from ingle.plugin.quantizer import InputSource, LinearSite, Quantizer, QuantizerBlock
 
 if TYPE_CHECKING:
     from ingle.plugin.affine import AffineWeight
@@ -39,15 +41,20 @@ __all__ = [
     "DeviceInfo",
     "Epilogue",
     "IngleError",
+    "InputSource",
     "KVCacheFormat",
     "KVCacheGeometry",
     "KVStore",
     "KernelUse",
+    "LinearSite",
     "LinearSpec",
     "LinearWeight",
     "MatmulKernel",
     "PagedSide",
     "PluginError",
+    "Quantizer",
+    "QuantizerBlock",
+    "RowProduct",
     "Shard",
     "Support",
     "TensorReader",

@@ -82,6 +82,8 @@ class KVCacheFormat(ABC):
         aliases: Other spellings.
         max_relative_error: Largest error of write then gather on standard normal data, by dtype
             name, as relative Frobenius norm.
+        writes_through_view: Whether ``view`` shows the storage itself, and assigning into it is all
+            that ``write`` does; compiled decode steps then assign.
         triton_read: ``read(T, block, head, tok, dim, mask, PAGE, D, META, DTYPE) -> (tile, scale)``
             as a ``@triton.jit`` function, or None.
         triton_write: ``write(T, block, head, tok, dim, x, mask, PAGE, D, META)``, or None.
@@ -90,6 +92,7 @@ class KVCacheFormat(ABC):
     name: ClassVar[str]
     aliases: ClassVar[tuple[str, ...]] = ()
     max_relative_error: ClassVar[Mapping[str, float]]
+    writes_through_view: ClassVar[bool] = False
     triton_read: ClassVar[Callable[..., Any] | None] = None
     triton_write: ClassVar[Callable[..., Any] | None] = None
 

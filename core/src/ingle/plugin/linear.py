@@ -11,12 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
+from ingle.errors import ConfigError
 from ingle.plugin.checkpoint import CheckpointInfo, Detection, Support, TensorReader
 
 if TYPE_CHECKING:
     import torch
 
     from ingle.plugin.device import DeviceInfo
+    from ingle.plugin.quantizer import Quantizer
 
 
 COUNTER_BYTES = 1 << 16
@@ -107,6 +109,36 @@ class TritonDecode:
     tile: tuple[int, int]
 
 
+RowFunction = Callable[["Sequence[torch.Tensor]", "torch.Tensor"], "torch.Tensor"]
+"""``function(tensors, x)``: float32 [K], in kernel order, to float32 [stored N]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowProduct:
+    """One row times a weight, in torch operators that torch's compiler makes one loop of.
+
+    On a CPU core compiles a whole decode step of a layer ahead of time, this product in it.
+
+    Attributes:
+        function: A function of a module (no lambda, no method): the compiler runs in a process of
+            its own and imports it by name. Shapes and dtypes are constants to it.
+        shapes: Shape and dtype of each of the tensors.
+        tensors: Gives the tensors the function reads. Called once, when the result is there.
+        copied_bytes: Bytes that ``tensors`` makes anew, instead of handing out the weight's own.
+    """
+
+    function: RowFunction
+    shapes: tuple[tuple[tuple[int, ...], torch.dtype], ...]
+    tensors: Callable[[], Sequence[torch.Tensor]]
+    copied_bytes: int = 0
+
+    @classmethod
+    def over(cls, function: RowFunction, *tensors: torch.Tensor) -> Self:
+        """A product that reads the weight's own tensors as they are."""
+        shapes = tuple((tuple(t.shape), t.dtype) for t in tensors)
+        return cls(function=function, shapes=shapes, tensors=lambda: tensors)
+
+
 class LinearWeight(ABC):
     """One linear's weight in whatever form its format keeps it. It owns its bytes.
 
@@ -146,6 +178,11 @@ class LinearWeight(ABC):
 
         Works on a weight as loaded and as prepared: core moves weights with it, and restores one
         that a faulty kernel has ruined."""
+
+    def row_product(self) -> RowProduct | None:
+        """How a compiled decode step on a CPU multiplies with this weight, as prepared; None:
+        layers that hold one stay uncompiled."""
+        return None
 
     @property
     def nbytes(self) -> int:
@@ -190,6 +227,9 @@ class WeightFormat(ABC):
         max_relative_error: Largest error a kernel of this format may show against
             ``x @ dequantize().T``, by dtype name (``"bfloat16"``), as relative Frobenius norm.
             The conformance kit caps it at twice torch's own error in that dtype.
+        quantizer_options: A frozen dataclass of options for making quants of this format, or None:
+            it only reads them. Each field is a flag of ``ingle quantize``, documented under
+            ``Attributes:``; it raises ``ConfigError`` where values cannot work.
     """
 
     name: ClassVar[str]
@@ -199,6 +239,7 @@ class WeightFormat(ABC):
         "float16": 2e-3,
         "bfloat16": 5e-3,
     }
+    quantizer_options: ClassVar[type[Any] | None] = None
 
     @abstractmethod
     def detect(self, info: CheckpointInfo) -> Detection | None:
@@ -208,6 +249,11 @@ class WeightFormat(ABC):
     def open(self, info: CheckpointInfo) -> WeightLoader:
         """A loader for this checkpoint. Checks bits, groups and versions once, before gigabytes
         are read; raises ``CheckpointError`` when the checkpoint cannot be read."""
+
+    def make_quantizer(self, options: Any, source: CheckpointInfo) -> Quantizer:
+        """Makes a quant of the dense checkpoint ``source``; ``options`` is a
+        ``quantizer_options``. Raises ``ConfigError`` when they do not fit the model."""
+        raise ConfigError(f"{self.name} quants can be read, but not made.")
 
 
 class MatmulKernel(ABC):

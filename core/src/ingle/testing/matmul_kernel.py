@@ -20,6 +20,8 @@ ROWS = (0, 1, 2, 7, 15, 16, 17, 64, 257)
 """None, one, and both sides of the borders where kernels change their tiles."""
 FEW_ROWS = (1, 17)
 MAX_ROWS = 512
+MAX_ROW_ERROR = 1e-5
+"""Compiled steps multiply and sum in float32."""
 LEFTOVER = 0xFF
 """What an earlier kernel left in the workspace behind its counters: NaN in every float type."""
 
@@ -112,6 +114,22 @@ class MatmulKernelConformance(PluginConformance):
 
     def test_every_named_kernel_supports_something(self) -> None:
         assert self.kernel_names <= {case.kernel.name for case in self.cases()}
+
+    def test_a_compiled_steps_product_equals_dequantize_and_multiply(self) -> None:
+        for case in self.cases():
+            product = case.weight.row_product()
+            if product is None:
+                continue
+            tensors = product.tensors()
+            shapes = tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors)
+            assert shapes == product.shapes, f"{case.label}: not the shapes it announced"
+            x = normal(1, case.reference.shape[1], dtype=torch.float32)
+            row = x if case.weight.input_scale is None else x * case.weight.input_scale.float()
+            order = case.weight.input_order
+            row = row if order is None else row[:, order]
+            found = product.function(tensors, row[0])
+            error = relative_error(found, case.wanted(x)[0])
+            assert error <= MAX_ROW_ERROR, f"{case.label}: {error:.1e} in a compiled step"
 
     def test_it_equals_dequantize_and_multiply_at_every_row_count(self) -> None:
         for case in self.cases():

@@ -9,12 +9,12 @@ from litestar import Request, Response, post
 from litestar.di import NamedDependency
 
 from ingle_server.body import read_json
+from ingle_server.chat_call import generation_prompt
 from ingle_server.chat_features import check_template
 from ingle_server.engine_client import ChatPrompt
 from ingle_server.errors import bad_request
 from ingle_server.messages import check_tools, template_messages
 from ingle_server.prompts import check_ids, check_text_length, encode_chat
-from ingle_server.routes.chat import generation_prompt
 from ingle_server.schemas.tokens import (
     DetokenizeRequest,
     DetokenizeResponse,

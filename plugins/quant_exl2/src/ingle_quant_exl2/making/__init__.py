@@ -1,0 +1,1 @@
+"""Making EXL2 quants: layouts, adaptive GPTQ, measurement and the choice of bits."""
