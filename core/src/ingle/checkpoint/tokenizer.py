@@ -39,12 +39,18 @@ class Tokenizer:
         special_ids: Ids of control tokens such as ``<|im_end|>``.
         bos_token_id: The token a text begins with, or None.
         eos_token_id: The token a text ends with, or None.
+        chat_template: The template to use in place of the folder's own, or None.
     """
 
     def __init__(
-        self, path: Path, backend: tokenizers.Tokenizer, config: Mapping[str, Any]
+        self,
+        path: Path,
+        backend: tokenizers.Tokenizer,
+        config: Mapping[str, Any],
+        chat_template: str | None = None,
     ) -> None:
         self.path = path
+        self.chat_template = chat_template
         self.config = config
         self._backend = backend
         self._added = backend.get_added_tokens_decoder()
@@ -145,8 +151,12 @@ class Tokenizer:
         return PlainTextTokenizer(self._backend)
 
 
-def load_tokenizer(path: Path | str) -> Tokenizer:
+def load_tokenizer(path: Path | str, chat_template: str | None = None) -> Tokenizer:
     """The tokenizer of a model folder.
+
+    Args:
+        path: The folder.
+        chat_template: A template in place of the folder's own.
 
     Raises:
         CheckpointError: When tokenizer.json is missing (with a remedy), damaged or too large.
@@ -165,7 +175,7 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
         **read_optional_object(folder / "special_tokens_map.json", MAX_TOKENIZER_BYTES),
         **read_optional_object(folder / "tokenizer_config.json", MAX_TOKENIZER_BYTES),
     }
-    return Tokenizer(folder, backend, config)
+    return Tokenizer(folder, backend, config, chat_template)
 
 
 def _check_unicode(text: str) -> None:
