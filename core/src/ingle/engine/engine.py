@@ -16,6 +16,7 @@ from ingle.checkpoint.hub import resolve_model
 from ingle.checkpoint.load_report import LoadProgress, LoadReport
 from ingle.checkpoint.model_config import ModelConfig
 from ingle.checkpoint.safetensors import Checkpoint
+from ingle.checkpoint.template_source import read_template
 from ingle.checkpoint.tokenizer import Tokenizer, load_tokenizer
 from ingle.config import EngineConfig
 from ingle.engine.attention_choice import AttentionNeeds, BackendMaker, choose_attention
@@ -110,7 +111,7 @@ def build_engine_core(
     path = resolve_model(config.model, config.revision)
     with LoadProgress(path, on_progress=on_progress) as progress:
         opened = choose_parts(config, path, progress.checkpoint)
-        tokenizer = load_tokenizer(config.tokenizer or path)
+        tokenizer = load_tokenizer(config.tokenizer or path, read_template(config.chat_template))
         before = held_bytes(opened.device)
         memory, plan = _plan(config, opened)
         model, kernels = _load_model(config, opened, memory, plan)
@@ -311,7 +312,8 @@ def _info(
     report: LoadReport,
 ) -> EngineInfo:
     path = opened.info.path
-    defaults = asdict(load_generation_defaults(path))
+    ignored = config.generation_config != "auto"
+    defaults = {} if ignored else asdict(load_generation_defaults(path))
     return EngineInfo(
         model=config.model,
         max_model_len=plan.max_model_len,
