@@ -29,41 +29,6 @@ from ingle.plugin.affine_packing import repack_words, unpack_bits
 ROLES = ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape")
 
 
-class CompressedTensorsFormat(AffineFormat):
-    """``weight_packed`` int32 [N, K*b/32], ``weight_scale`` [N, G], zeros packed along N."""
-
-    name: ClassVar[str] = "compressed-tensors"
-    own_methods: ClassVar[re.Pattern[str]] = re.compile("^compressed-tensors$")
-    possible_methods: ClassVar[re.Pattern[str]] = own_methods
-    wanted_shapes: ClassVar[str] = "weight_packed [N, K * bits / 32], weight_scale [N, groups]"
-
-    def find_linears(
-        self, info: CheckpointInfo, config: AffineConfig
-    ) -> Mapping[str, StoredLinear]:
-        """Every module with packed codes and scales."""
-        groups = config.values.get("config_groups") or {}
-        bits = next((g["weights"]["num_bits"] for g in groups.values()), 4)
-        found = {}
-        for name in packed_modules(info, ".weight_packed"):
-            rows, words = info.tensor_shapes[f"{name}.weight_packed"]
-            found[name] = StoredLinear(
-                name=name,
-                layout="pack-quantized",
-                bits=bits,
-                out_features=rows,
-                in_features=words * 32 // bits,
-                spare_inputs=32 // bits - 1,
-                tensors=module_tensors(info, name, ROLES),
-            )
-        return found
-
-    def make_loader(
-        self, info: CheckpointInfo, config: AffineConfig, linears: Mapping[str, StoredLinear]
-    ) -> AffineLoader:
-        """A loader for ``linears``."""
-        return CompressedTensorsLoader(info, config, linears)
-
-
 class CompressedTensorsLoader(AffineLoader):
     """Reads them."""
 
@@ -89,3 +54,33 @@ class CompressedTensorsLoader(AffineLoader):
         words = reader.get(linear.tensors["weight_zero_point"])
         zeros = unpack_bits(words, linear.bits, linear.out_features, axis=0)
         return integer_zeros(zeros, linear.bits)
+
+
+class CompressedTensorsFormat(AffineFormat):
+    """``weight_packed`` int32 [N, K*b/32], ``weight_scale`` [N, G], zeros packed along N."""
+
+    name: ClassVar[str] = "compressed-tensors"
+    own_methods: ClassVar[re.Pattern[str]] = re.compile("^compressed-tensors$")
+    possible_methods: ClassVar[re.Pattern[str]] = own_methods
+    loader_class: ClassVar[type[AffineLoader]] = CompressedTensorsLoader
+    wanted_shapes: ClassVar[str] = "weight_packed [N, K * bits / 32], weight_scale [N, groups]"
+
+    def find_linears(
+        self, info: CheckpointInfo, config: AffineConfig
+    ) -> Mapping[str, StoredLinear]:
+        """Every module with packed codes and scales."""
+        groups = config.values.get("config_groups") or {}
+        bits = next((g["weights"]["num_bits"] for g in groups.values()), 4)
+        found = {}
+        for name in packed_modules(info, ".weight_packed"):
+            rows, words = info.tensor_shapes[f"{name}.weight_packed"]
+            found[name] = StoredLinear(
+                name=name,
+                layout="pack-quantized",
+                bits=bits,
+                out_features=rows,
+                in_features=words * 32 // bits,
+                spare_inputs=32 // bits - 1,
+                tensors=module_tensors(info, name, ROLES),
+            )
+        return found
