@@ -22,6 +22,7 @@ from ingle_server.routes.health import health, load, version
 from ingle_server.routes.metrics import metrics
 from ingle_server.routes.model_admin import load_model, unload_model
 from ingle_server.routes.models import list_models, retrieve_model
+from ingle_server.routes.page import page, page_file
 from ingle_server.routes.plugins import plugins
 from ingle_server.routes.responses import (
     cancel_response,
@@ -49,6 +50,8 @@ ROUTES = [
     load,
     load_model,
     metrics,
+    page,
+    page_file,
     plugins,
     retrieve_model,
     retrieve_response,
