@@ -17,6 +17,7 @@ DType = Literal["auto", "float32", "float16", "half", "bfloat16", "float"]
 Device = Literal["auto", "cpu", "cuda"]
 OnMemory = Literal["error", "shrink"]
 ModelImpl = Literal["auto", "ingle", "transformers"]
+GenerationConfig = Literal["auto", "ingle", "vllm"]
 EmbeddingDevice = Literal["auto", "device", "host"]
 
 
@@ -30,6 +31,10 @@ class EngineConfig:
         tokenizer: Folder of the tokenizer, when it is not the model's own.
         model_impl: Whose code computes the model: ``ingle``'s own decoder, ``transformers``' model
             on Ingle's linears and cache, or ``auto``: the own one where it knows the family.
+        chat_template: A file with the template that conversations are rendered with, or the
+            template itself, in place of the model's own.
+        generation_config: ``auto`` takes the sampling defaults of generation_config.json; ``ingle``
+            (or ``vllm``) ignores them. Its end-of-sequence tokens count in any case.
         hf_overrides: Keys of config.json to replace, as a JSON object:
             ``{"max_position_embeddings": 65536}``.
         rope_scaling: Rotary scaling in place of config.json's, as a JSON object:
@@ -65,6 +70,8 @@ class EngineConfig:
     revision: str | None = None
     tokenizer: str | None = None
     model_impl: ModelImpl = "auto"
+    chat_template: str | None = None
+    generation_config: GenerationConfig = "auto"
     hf_overrides: str | None = None
     rope_scaling: str | None = None
     quantization: str = "auto"

@@ -15,6 +15,7 @@ from ingle.checkpoint.hub import resolve_model
 from ingle.checkpoint.load_report import LoadProgress, LoadReport
 from ingle.checkpoint.model_config import ModelConfig
 from ingle.checkpoint.safetensors import Checkpoint
+from ingle.checkpoint.template_source import read_template
 from ingle.checkpoint.tokenizer import load_tokenizer
 from ingle.config import EngineConfig
 from ingle.engine.attention_choice import AttentionNeeds, BackendMaker, choose_attention
@@ -96,7 +97,7 @@ def build_engine_core(
     path = resolve_model(config.model, config.revision)
     with LoadProgress(path, on_progress=on_progress) as progress:
         opened = choose_parts(config, path, progress.checkpoint)
-        tokenizer = load_tokenizer(config.tokenizer or path)
+        tokenizer = load_tokenizer(config.tokenizer or path, read_template(config.chat_template))
         before = held_bytes(opened.device)
         memory, plan = _plan(config, opened)
         model, kernels = _load_model(config, opened, memory, plan)
@@ -253,7 +254,8 @@ def _info(
     k_format, v_format = opened.cache_formats
     cache = k_format.name if k_format is v_format else f"k={k_format.name},v={v_format.name}"
     path = opened.info.path
-    defaults = asdict(load_generation_defaults(path))
+    ignored = config.generation_config != "auto"
+    defaults = {} if ignored else asdict(load_generation_defaults(path))
     return EngineInfo(
         model=config.model,
         max_model_len=plan.max_model_len,
