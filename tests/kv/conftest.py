@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,3 +43,10 @@ def open_core(site: Path) -> Open:
         return build_engine_core(EngineConfig(model=str(model), kv_cache_dtype=cache, **given))
 
     return opened
+
+
+@pytest.fixture
+def stranger(site: Path) -> None:
+    """Somebody's package with a cache format of their own, installed beside the others."""
+    shutil.copy(Path(__file__).parent / "stranger_cache.py", site)
+    install(site, "someones-cache", "someones_cache", "stranger_cache")
