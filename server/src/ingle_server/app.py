@@ -19,9 +19,33 @@ from ingle_server.routes.anthropic import count_message_tokens, create_message
 from ingle_server.routes.chat import create_chat_completion
 from ingle_server.routes.completions import create_completion
 from ingle_server.routes.health import health, load, version
+from ingle_server.routes.kobold import (
+    kobold_abort,
+    kobold_api_version,
+    kobold_check,
+    kobold_context,
+    kobold_generate,
+    kobold_length,
+    kobold_model,
+    kobold_perf,
+    kobold_soft_prompt,
+    kobold_soft_prompts,
+    kobold_stream,
+    kobold_tokencount,
+    kobold_version,
+)
 from ingle_server.routes.metrics import metrics
 from ingle_server.routes.model_admin import load_model, unload_model
 from ingle_server.routes.models import list_models, retrieve_model
+from ingle_server.routes.ollama import (
+    ollama_chat,
+    ollama_generate,
+    ollama_ps,
+    ollama_show,
+    ollama_tags,
+    ollama_version,
+)
+from ingle_server.routes.page import page, page_file
 from ingle_server.routes.plugins import plugins
 from ingle_server.routes.responses import (
     cancel_response,
@@ -44,11 +68,32 @@ ROUTES = [
     delete_response,
     detokenize,
     health,
+    kobold_abort,
+    kobold_api_version,
+    kobold_check,
+    kobold_context,
+    kobold_generate,
+    kobold_length,
+    kobold_model,
+    kobold_perf,
+    kobold_soft_prompt,
+    kobold_soft_prompts,
+    kobold_stream,
+    kobold_tokencount,
+    kobold_version,
     list_input_items,
     list_models,
     load,
     load_model,
     metrics,
+    ollama_chat,
+    ollama_generate,
+    ollama_ps,
+    ollama_show,
+    ollama_tags,
+    ollama_version,
+    page,
+    page_file,
     plugins,
     retrieve_model,
     retrieve_response,

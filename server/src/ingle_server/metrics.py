@@ -97,12 +97,26 @@ def _counters(stats: EngineStats) -> Iterator[Metric]:
 
 def _histograms(stats: EngineStats) -> Iterator[Metric]:
     for name, text, data in (
-        ("time_to_first_token", "Arrival to first token.", stats.time_to_first_token_seconds),
-        ("inter_token_latency", "Between two tokens.", stats.inter_token_seconds),
-        ("e2e_request_latency", "Arrival to last token.", stats.request_seconds),
+        (
+            "time_to_first_token_seconds",
+            "Arrival to first token.",
+            stats.time_to_first_token_seconds,
+        ),
+        ("inter_token_latency_seconds", "Between two tokens.", stats.inter_token_seconds),
+        (
+            "request_time_per_output_token_seconds",
+            "Mean time between a request's tokens.",
+            stats.per_output_token_seconds,
+        ),
+        ("e2e_request_latency_seconds", "Arrival to last token.", stats.request_seconds),
+        ("request_queue_time_seconds", "Arrival to first step.", stats.queue_seconds),
+        ("request_prefill_time_seconds", "First step to first token.", stats.prefill_seconds),
+        ("request_decode_time_seconds", "First token to last token.", stats.decode_seconds),
+        ("request_prompt_tokens", "Tokens of a request's prompt.", stats.prompt_lengths),
+        ("request_generation_tokens", "Tokens a request generated.", stats.generation_lengths),
     ):
         yield HistogramMetricFamily(
-            f"ingle_{name}_seconds", text, buckets=_buckets(data), sum_value=data.total
+            f"ingle_{name}", text, buckets=_buckets(data), sum_value=data.total
         )
 
 

@@ -14,6 +14,7 @@ from ingle_server.config import ServerConfig
 from ingle_server.engine_client import EngineClient
 from ingle_server.errors import ApiError, engine_dead, shorten
 from ingle_server.flight import Flight, Prompt
+from ingle_server.kobold.generations import Generations
 from ingle_server.metrics import Metrics
 from ingle_server.model_manager import LoadedModel, ModelManager, nothing_loaded
 from ingle_server.responses.store import ResponseStore
@@ -36,6 +37,7 @@ class _Shared:
     num_open_requests: int = 0
     flights: set[Flight] = field(default_factory=set)
     responses: ResponseStore = field(default_factory=ResponseStore)
+    generations: Generations = field(default_factory=Generations)
 
 
 class Service:
@@ -74,6 +76,11 @@ class Service:
     def responses(self) -> ResponseStore:
         """Answers kept for ``/v1/responses``."""
         return self._shared.responses
+
+    @property
+    def generations(self) -> Generations:
+        """Kobold's, which can be looked at by key."""
+        return self._shared.generations
 
     @property
     def started(self) -> int:

@@ -52,9 +52,12 @@ class Visit:
         config = self._service.config
         body = await read_body(request, config.max_body_bytes, config.header_timeout)
         try:
-            return _DECODER.decode(body).model
+            name = _DECODER.decode(body).model
         except (msgspec.DecodeError, RecursionError):
             return None
+        # Ollama's clients put a tag behind the name.
+        short = name and name.removesuffix(":latest")
+        return short if short and self._service.models.find(short) else name
 
 
 async def provide_service(request: Request[Any, Any, Any]) -> Service:

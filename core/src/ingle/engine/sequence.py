@@ -41,6 +41,7 @@ class Sequence:
         prompt_computed: Whether the prompt was computed once; stays when preempted.
         prompt_logprobs: Of the prompt's tokens from position 1 on, as far as computed.
         admitted: Whether it ever held blocks.
+        admitted_time: When it first did, in seconds of the monotonic clock.
     """
 
     sequence_id: Final[str]
@@ -62,6 +63,7 @@ class Sequence:
     prompt_computed: bool = False
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     admitted: bool = False
+    admitted_time: float | None = None
     status: SequenceStatus = SequenceStatus.WAITING
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None

@@ -63,6 +63,8 @@ class QuantizerBlock(Protocol):
         num_blocks: Decoder blocks of the model.
         sites: Its linears by the input they read, in the order they are computed.
         row_length: L; 0 without calibration.
+        hidden: The calibration rows as they enter the block: float32 [T, E] on the CPU, or None
+            without calibration. Not to be written in place.
     """
 
     name: str
@@ -70,6 +72,7 @@ class QuantizerBlock(Protocol):
     num_blocks: int
     sites: tuple[LinearSite, ...]
     row_length: int
+    hidden: torch.Tensor | None
 
     def weight(self, name: str) -> torch.Tensor:
         """The weight of linear ``name`` that the block computes with: float32 [N, K]. Not to be

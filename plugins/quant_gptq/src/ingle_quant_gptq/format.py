@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from ingle.plugin import CheckpointInfo, Quantizer
 from ingle.plugin.affine_config import AffineConfig
-from ingle.plugin.affine_loader import AffineFormat, StoredLinear
+from ingle.plugin.affine_loader import AffineFormat, AffineLoader, StoredLinear
 from ingle_quant_gptq.layouts import find_linears
 from ingle_quant_gptq.loader import GptqLoader
 from ingle_quant_gptq.making.options import GptqOptions
@@ -25,6 +25,7 @@ class GptqFormat(AffineFormat):
         "auto_round",
         "intel/auto-round",
     )
+    loader_class: ClassVar[type[AffineLoader]] = GptqLoader
     own_methods: ClassVar[re.Pattern[str]] = re.compile("gptq|auto.?round")
     possible_methods: ClassVar[re.Pattern[str]] = re.compile("awq|gptq|auto.?round|^marlin$")
     wanted_shapes: ClassVar[str] = (
@@ -39,12 +40,6 @@ class GptqFormat(AffineFormat):
     ) -> Mapping[str, StoredLinear]:
         """Every module stored in a GPTQ layout."""
         return find_linears(info, config)
-
-    def make_loader(
-        self, info: CheckpointInfo, config: AffineConfig, linears: Mapping[str, StoredLinear]
-    ) -> GptqLoader:
-        """A loader that reads zeros as the config's writer meant them."""
-        return GptqLoader(info, config, linears)
 
     def make_quantizer(self, options: GptqOptions, source: CheckpointInfo) -> Quantizer:
         """GPTQ, or round-to-nearest in its layout."""
