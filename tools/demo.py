@@ -7,11 +7,12 @@ import socket
 import sys
 from pathlib import Path
 
+from serving import HOST, INSTRUCTION, QUESTION, ServingError, ask, serving
+
 from ingle.demo_model import default_demo_model
 from ingle.errors import IngleError
 from ingle.quantize import quantize
 from ingle.registry.loader import default_cache_folder
-from serving import HOST, INSTRUCTION, QUESTION, ServingError, ask, serving
 
 EXPECTED = "Paris"
 
