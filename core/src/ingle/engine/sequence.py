@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
+from ingle.engine.speculation import Drafter
 from ingle.request import FinishReason, SamplingParams, TokenLogprob
 
 
@@ -41,6 +42,7 @@ class Sequence:
         prompt_computed: Whether the prompt was computed once; stays when preempted.
         prompt_logprobs: Of the prompt's tokens from position 1 on, as far as computed.
         admitted: Whether it ever held blocks.
+        drafter: Guesses its next tokens, when the engine speculates.
     """
 
     sequence_id: Final[str]
@@ -62,6 +64,7 @@ class Sequence:
     prompt_computed: bool = False
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     admitted: bool = False
+    drafter: Drafter | None = None
     status: SequenceStatus = SequenceStatus.WAITING
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
@@ -98,6 +101,11 @@ class Sequence:
         if not self.judges_prompt or len(self.prompt_logprobs) >= len(self.prompt_token_ids) - 1:
             return last
         return len(self.prompt_logprobs)
+
+    def take_back(self, count: int) -> None:
+        """Removes the last ``count`` tokens of one that has ended."""
+        if count:
+            del self.token_ids[-count:], self.output_token_ids[-count:]
 
     def append(self, token_id: int) -> None:
         """Adds a generated token."""
