@@ -323,3 +323,19 @@ def test_version_names_what_ingle_stands_on(capsys: pytest.CaptureFixture[str]) 
 
 def test_exit_codes_are_what_the_documentation_says() -> None:
     assert (app.OK, app.FAILED, app.USAGE, app.INTERRUPTED) == (0, 1, 2, 130)
+
+
+def test_a_plugin_is_checked_by_name_and_an_unknown_one_is_refused(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "ingle", "plugins", "check", "affine_cpu"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "TestKernels::test_it_equals_dequantize" in done.stdout
+    assert main(["plugins", "check", "nobody"]) == 1
+    assert "There is no plugin 'nobody'" in capfd.readouterr().err
+    assert main(["plugins", "check"]) == 2

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from live_server import live_server
+from live_server import live_server, run
 from safetensors.torch import load_file, save_file
 
 pytestmark = pytest.mark.slow
@@ -45,23 +45,51 @@ def write(source: Path, folder: Path, tensors: dict[str, torch.Tensor], **config
     return folder
 
 
-def pack(demo: Path, folder: Path) -> tuple[Path, Path]:
-    """The demo model packed, and the dense model that it stands for."""
-    tools = packer()
-    packed, dense = {}, {}
-    for name, tensor in load_file(next(demo.glob("*.safetensors"))).items():
-        weight = tensor.float()
-        if not name.endswith("_proj.weight"):
-            packed[name] = dense[name] = weight
-            continue
-        parts = tools.pack_awq_gemm(weight, GROUP)
-        dense[name] = tools.rounded(weight, 4, GROUP, False)
-        packed |= {f"{name.removesuffix('.weight')}.{role}": part for role, part in parts.items()}
-    how = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True}
-    return (
-        write(demo, folder / "awq", packed, quantization_config=how, torch_dtype="float32"),
-        write(demo, folder / "dense", dense, torch_dtype="float32"),
+def pack_awq(tools: ModuleType, name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    """4 bits with zeros, every layer."""
+    packed: dict[str, torch.Tensor] = tools.pack_awq_gemm(weight, GROUP)
+    return packed
+
+
+def pack_gptq(tools: ModuleType, name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    """4 bits, symmetric in attention; 8 bits in act-order where MLPs come down."""
+    down = "down_proj" in name
+    order = torch.randperm(weight.shape[1]) if down else None
+    packed: dict[str, torch.Tensor] = tools.pack_gptq(
+        weight, 8 if down else 4, GROUP, "attn" in name, order
     )
+    return packed
+
+
+def pack_exl2(tools: ModuleType, name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    """6, 5 and 4 bits in one matrix, most inputs at 4, in a random order."""
+    sections = ((6, 64, 32), (5, 96, 64), (4, -1, 128))
+    packed: dict[str, torch.Tensor] = tools.pack_exl2(
+        weight, sections, torch.randperm(weight.shape[1])
+    )
+    return packed
+
+
+PACKERS = {"awq": pack_awq, "gptq": pack_gptq, "exl2": pack_exl2}
+
+
+def pack(demo: Path, folder: Path, method: str) -> Path:
+    """The demo model packed; its tied head, as EXL2 keeps it, too."""
+    torch.manual_seed(0)
+    tools = packer()
+    tensors = {}
+    dense = load_file(next(demo.glob("*.safetensors")))
+    if method == "exl2":
+        dense["lm_head.weight"] = dense["model.embed_tokens.weight"]
+    for name, tensor in dense.items():
+        linear = name.removesuffix(".weight")
+        if not linear.endswith(("_proj", "lm_head")):
+            tensors[name] = tensor.float()
+            continue
+        parts = PACKERS[method](tools, linear, tensor.float())
+        tensors |= {f"{linear}.{role}": part for role, part in parts.items()}
+    how = {"quant_method": method, "bits": 4, "group_size": GROUP, "zero_point": True}
+    return write(demo, folder / method, tensors, quantization_config=how, torch_dtype="float32")
 
 
 def answers(folder: Path, model: Path, *flags: str) -> list[str]:
@@ -78,9 +106,18 @@ def answers(folder: Path, model: Path, *flags: str) -> list[str]:
         return texts
 
 
-def test_a_packed_model_says_what_its_weights_say(tmp_path: Path, demo_model_dir: Path) -> None:
-    packed, dense = pack(demo_model_dir, tmp_path)
-    assert answers(tmp_path / "one", packed) == answers(tmp_path / "other", dense)
+@pytest.mark.parametrize(
+    "method", ["awq", *(pytest.param(m, marks=pytest.mark.slow) for m in ("gptq", "exl2"))]
+)
+def test_a_packed_model_says_what_its_own_dequantised_weights_say(
+    method: str, tmp_path: Path, demo_model_dir: Path
+) -> None:
+    packed, dense = pack(demo_model_dir, tmp_path, method), tmp_path / "dense"
+    done = run(tmp_path, ["dequantize", packed, dense, "--dtype", "float32"])
+    assert done.returncode == 0, done.stderr
+    texts = answers(tmp_path / "one", packed)
+    assert texts == answers(tmp_path / "other", dense)
+    assert all(len(text) > 8 for text in texts)
 
 
 @pytest.mark.parametrize("kind", ["fp8", "k=auto,v=fp8_e5m2"])

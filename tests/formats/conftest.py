@@ -107,6 +107,14 @@ def wild() -> ModuleType:
     return import_beside("wild_packers")
 
 
+@pytest.fixture(scope="session")
+def card() -> DeviceInfo:
+    """A CUDA card as plugins see it, whose tensors lie on the CPU."""
+    module = import_beside("interpreted_device", Path(__file__).parents[1] / "kernels")
+    found: DeviceInfo = module.CARD
+    return found
+
+
 WriteFolder = Callable[..., Folder]
 
 

@@ -89,3 +89,57 @@ def _pack_fields(fields: torch.Tensor, bits: int) -> torch.Tensor:
     for place in range(per_word):
         words |= (fields[:, place::per_word] & (2**bits - 1)) << (bits * place)
     return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
+
+
+def pack_exl2(
+    weight: torch.Tensor, sections: tuple[tuple[int, int, int], ...], order: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """``weight`` [N, K] as the five tensors of EXL2; N is a multiple of 8.
+
+    ``sections``: (bits, rows, rows of a group), bits descending, the last one's rows -1: the rest.
+    ``order`` (int64 [K]): the input of each quantised row.
+    """
+    rows = weight.float().T[order]
+    words, codes, largest, pairs = [], [], [], []
+    start = offset = 0
+    for bits, count, size in sections:
+        stop = len(rows) if count == -1 else start + count
+        for first in range(start, stop, size):
+            group = rows[first : min(first + size, stop)]
+            code, top, quantised = _exl2_group(group, bits)
+            words.append(_pack_down(quantised, bits))
+            codes.append(code)
+            largest.append(top)
+            pairs += [bits, offset]
+            offset += len(words[-1])
+        start = stop
+    return {
+        "q_weight": torch.cat(words),
+        "q_scale": _pack_fields(torch.stack(codes) - 1, 4),
+        "q_scale_max": torch.stack(largest),
+        "q_groups": torch.tensor(pairs, dtype=torch.int16),
+        "q_invperm": order.argsort().to(torch.int32),
+    }
+
+
+def _exl2_group(group: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Scale codes 1 to 16 [N], largest scale (float16) and codes [rows, N] of one group."""
+    middle = 1 << (bits - 1)
+    wanted = group.abs().amax(0).clamp_min(1e-8) / middle
+    top = wanted.max().to(torch.float16)
+    code = (16 * (wanted / top.float()).sqrt()).ceil().clamp(1, 16)
+    scale = (code.square() * (top.float() / 256).half().float()).half().float()
+    quantised = ((group / scale).round() + middle).clamp(0, 2 * middle - 1)
+    return code.to(torch.int64), top, quantised.to(torch.int64)
+
+
+def _pack_down(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """Codes [rows, N], rows in whole 32s, as one bit stream down each column: int32 words."""
+    units = codes.view(-1, 32, codes.shape[1])
+    words = torch.zeros(len(units), bits, codes.shape[1], dtype=torch.int64)
+    for row in range(32):
+        for bit in range(bits):
+            word, shift = divmod(row * bits + bit, 32)
+            words[:, word] |= ((units[:, row] >> bit) & 1) << shift
+    words = words.flatten(0, 1)
+    return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)

@@ -19,7 +19,7 @@ DISTRIBUTION_OF = {
     "prometheus_client": "prometheus-client",
     "yaml": "pyyaml",
 }
-ONLY_WITH_AN_EXTRA = {"triton", "pytest", "hypothesis"}
+ONLY_WITH_AN_EXTRA = {"triton", "pytest", "hypothesis", "pyarrow"}
 
 
 def test_every_package_states_version_licence_python_and_readme(packages: list[Path]) -> None:

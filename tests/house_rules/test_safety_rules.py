@@ -26,6 +26,8 @@ MAY_CATCH_EVERYTHING = (
     "core/src/ingle/engine/engine_thread.py",
     # The HTTP border: what an engine stream raises becomes an answer.
     "server/src/ingle_server/flight.py",
+    "server/src/ingle_server/model_manager.py",
+    "server/src/ingle_server/routes/model_admin.py",
     "server/src/ingle_server/streaming.py",
     # tokenizers raises a bare Exception for every kind of damage.
     "core/src/ingle/checkpoint/tokenizer.py",

@@ -13,13 +13,14 @@ import tokenizers
 
 from ingle import CompletionOutput, EngineDeadError, RequestError, RequestOutput, SamplingParams
 from ingle.checkpoint.token_bytes import BYTE_LEVEL_ALPHABET
-from ingle.request import TokenLogprob
+from ingle.request import RequestTimes, TokenLogprob
 from ingle.sampling.grammar import GrammarCompiler
 from ingle_server.engine_client import ChatPrompt, ModelInfo
 
 EOS = 256
 VOCAB_SIZE = 300
 CONTEXT = 1024
+TIMES = RequestTimes(queue_seconds=0.5, prefill_seconds=0.25, decode_seconds=2.0)
 ANSWER = "Zoë says: €5, good 😀 day."
 
 
@@ -59,6 +60,12 @@ class Stats:
     time_to_first_token_seconds: Histogram = field(default_factory=Histogram)
     inter_token_seconds: Histogram = field(default_factory=Histogram)
     request_seconds: Histogram = field(default_factory=Histogram)
+    queue_seconds: Histogram = field(default_factory=Histogram)
+    prefill_seconds: Histogram = field(default_factory=Histogram)
+    decode_seconds: Histogram = field(default_factory=Histogram)
+    per_output_token_seconds: Histogram = field(default_factory=Histogram)
+    prompt_lengths: Histogram = field(default_factory=Histogram)
+    generation_lengths: Histogram = field(default_factory=Histogram)
 
 
 @dataclass
@@ -191,6 +198,7 @@ class FakeEngine:
                 outputs=outputs,
                 finished=reason is not None,
                 num_cached_tokens=self.num_cached,
+                times=TIMES if reason is not None else None,
                 prompt_logprobs=judged if step == 0 else None,
             )
             if reason is not None:

@@ -18,7 +18,7 @@ from ingle_server import engine_adapter
 from ingle_server.command import serve
 
 
-def load(config: EngineConfig) -> FakeEngine:
+def load(config: EngineConfig, _on_progress: object = None) -> FakeEngine:
     print(f"loading {config.model}", file=sys.stderr, flush=True)
     return FakeEngine(hold=int(sys.argv[1]) or None)
 

@@ -18,6 +18,7 @@ from ingle_server.config import ServerConfig
 from ingle_server.http_server import make_http_server
 from ingle_server.lifecycle import Lifecycle
 from ingle_server.listen import bind
+from ingle_server.model_manager import ModelManager
 from ingle_server.service import Service
 
 TIMEOUT = 20.0
@@ -51,8 +52,11 @@ class Running:
 
 
 @contextmanager
-def running_server(engine: FakeEngine | None = None, **options: Any) -> Iterator[Running]:
+def running_server(
+    engine: FakeEngine | ModelManager | None = None, **options: Any
+) -> Iterator[Running]:
     engine = engine or FakeEngine()
+    fakes = FakeEngine() if isinstance(engine, ModelManager) else engine
     config = ServerConfig(port=0, disable_access_log=True, log_level="error", **options)
     sock = bind(config)
     ready = threading.Event()
@@ -62,7 +66,7 @@ def running_server(engine: FakeEngine | None = None, **options: Any) -> Iterator
         service = Service(engine, config)
         http = make_http_server(create_service_app(service), config, ready.set)
         running = Running(
-            engine,
+            fakes,
             service,
             sock.getsockname()[1],
             asyncio.get_running_loop(),

@@ -11,10 +11,10 @@ import pytest
 from server_fake_engine import ANSWER, VOCAB_SIZE, FakeEngine
 from server_under_test import Running, running_server
 
-from ingle_server.config import ServerConfig
+from ingle import EngineConfig
+from ingle_server.model_entry import entry_of
 from ingle_server.schemas.chat import ChatCompletionRequest
 from ingle_server.schemas.completion import CompletionRequest
-from ingle_server.service import served_names
 
 CHAT = "/v1/chat/completions"
 
@@ -204,7 +204,7 @@ def test_metrics_show_the_engine(http: httpx.Client, shared: Running) -> None:
 def test_a_folder_is_served_under_its_own_name_only(
     model: str, given: tuple[str, ...], shown: tuple[str, ...]
 ) -> None:
-    assert served_names(ServerConfig(served_model_name=given), model) == shown
+    assert entry_of(EngineConfig(model=model), given).names == shown
 
 
 def test_served_names_are_listed_and_understood() -> None:

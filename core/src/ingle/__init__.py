@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ingle.checkpoint.chat_template import Conversation
     from ingle.config import EngineConfig
     from ingle.engine.async_engine import AsyncEngine
+    from ingle.engine.release import release_memory
     from ingle.errors import (
         CapacityError,
         CheckpointError,
@@ -47,6 +48,7 @@ __all__ = [
     "SamplingParams",
     "__version__",
     "evaluate",
+    "release_memory",
 ]
 
 _HOMES = {
@@ -60,6 +62,7 @@ _HOMES = {
     "RequestOutput": "ingle.request",
     "SamplingParams": "ingle.request",
     "evaluate": "ingle.quantize.evaluation",
+    "release_memory": "ingle.engine.release",
 }
 
 

@@ -18,6 +18,8 @@ Device = Literal["auto", "cpu", "cuda"]
 NGRAM = "[ngram]"
 """The speculative model that is none: prompt lookup."""
 OnMemory = Literal["error", "shrink"]
+ModelImpl = Literal["auto", "ingle", "transformers"]
+GenerationConfig = Literal["auto", "ingle", "vllm"]
 EmbeddingDevice = Literal["auto", "device", "host"]
 
 
@@ -29,6 +31,12 @@ class EngineConfig:
         model: A model folder, or a Hugging Face hub id such as ``Qwen/Qwen3-8B``.
         revision: Branch, tag or commit on the hub.
         tokenizer: Folder of the tokenizer, when it is not the model's own.
+        model_impl: Whose code computes the model: ``ingle``'s own decoder, ``transformers``' model
+            on Ingle's linears and cache, or ``auto``: the own one where it knows the family.
+        chat_template: A file with the template that conversations are rendered with, or the
+            template itself, in place of the model's own.
+        generation_config: ``auto`` takes the sampling defaults of generation_config.json; ``ingle``
+            (or ``vllm``) ignores them. Its end-of-sequence tokens count in any case.
         hf_overrides: Keys of config.json to replace, as a JSON object:
             ``{"max_position_embeddings": 65536}``.
         rope_scaling: Rotary scaling in place of config.json's, as a JSON object:
@@ -69,6 +77,9 @@ class EngineConfig:
     model: str = ""
     revision: str | None = None
     tokenizer: str | None = None
+    model_impl: ModelImpl = "auto"
+    chat_template: str | None = None
+    generation_config: GenerationConfig = "auto"
     hf_overrides: str | None = None
     rope_scaling: str | None = None
     quantization: str = "auto"

@@ -311,6 +311,21 @@ class CompletionOutput:
     error: str | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestTimes:
+    """Where a finished request's time went, in seconds.
+
+    Attributes:
+        queue_seconds: From its arrival to the first step it was in.
+        prefill_seconds: From there to its first token.
+        decode_seconds: From its first token to its last.
+    """
+
+    queue_seconds: float
+    prefill_seconds: float
+    decode_seconds: float
+
+
 @dataclass(slots=True, kw_only=True)
 class RequestOutput:
     """What a request has produced.
@@ -324,6 +339,7 @@ class RequestOutput:
         num_cached_tokens: Prompt tokens whose keys and values came from the prefix cache.
         prompt_logprobs: One entry per prompt token, None for the first, when asked for; in a
             stream it comes once, when the prompt has been computed.
+        times: Where the time went, once it is finished.
     """
 
     request_id: str
@@ -333,3 +349,4 @@ class RequestOutput:
     finished: bool = False
     num_cached_tokens: int = 0
     prompt_logprobs: list[TokenLogprob | None] | None = None
+    times: RequestTimes | None = None

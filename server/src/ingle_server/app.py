@@ -15,11 +15,36 @@ from ingle_server.engine_client import EngineClient
 from ingle_server.error_shapes import error_body
 from ingle_server.errors import to_api_error
 from ingle_server.gate import Gate
+from ingle_server.routes.anthropic import count_message_tokens, create_message
 from ingle_server.routes.chat import create_chat_completion
 from ingle_server.routes.completions import create_completion
 from ingle_server.routes.health import health, load, version
+from ingle_server.routes.kobold import (
+    kobold_abort,
+    kobold_api_version,
+    kobold_check,
+    kobold_context,
+    kobold_generate,
+    kobold_length,
+    kobold_model,
+    kobold_perf,
+    kobold_soft_prompt,
+    kobold_soft_prompts,
+    kobold_stream,
+    kobold_tokencount,
+    kobold_version,
+)
 from ingle_server.routes.metrics import metrics
+from ingle_server.routes.model_admin import load_model, unload_model
 from ingle_server.routes.models import list_models, retrieve_model
+from ingle_server.routes.ollama import (
+    ollama_chat,
+    ollama_generate,
+    ollama_ps,
+    ollama_show,
+    ollama_tags,
+    ollama_version,
+)
 from ingle_server.routes.plugins import plugins
 from ingle_server.routes.responses import (
     cancel_response,
@@ -30,23 +55,47 @@ from ingle_server.routes.responses import (
 )
 from ingle_server.routes.tokens import detokenize, tokenize
 from ingle_server.service import Service
+from ingle_server.visit import provide_service
 
 ROUTES = [
     cancel_response,
+    count_message_tokens,
     create_chat_completion,
     create_completion,
+    create_message,
     create_response,
     delete_response,
     detokenize,
     health,
+    kobold_abort,
+    kobold_api_version,
+    kobold_check,
+    kobold_context,
+    kobold_generate,
+    kobold_length,
+    kobold_model,
+    kobold_perf,
+    kobold_soft_prompt,
+    kobold_soft_prompts,
+    kobold_stream,
+    kobold_tokencount,
+    kobold_version,
     list_input_items,
     list_models,
     load,
+    load_model,
     metrics,
+    ollama_chat,
+    ollama_generate,
+    ollama_ps,
+    ollama_show,
+    ollama_tags,
+    ollama_version,
     plugins,
     retrieve_model,
     retrieve_response,
     tokenize,
+    unload_model,
     version,
 ]
 
@@ -61,7 +110,10 @@ def create_service_app(service: Service) -> ASGIApp:
     config = service.config
     app = Litestar(
         route_handlers=ROUTES,
-        dependencies={"service": Provide(lambda: service, sync_to_thread=False)},
+        dependencies={
+            "server": Provide(lambda: service, sync_to_thread=False),  # bound to no model
+            "service": Provide(provide_service),
+        },
         exception_handlers={Exception: _error_handler(config.root_path)},
         cors_config=_cors(config),
         request_max_body_size=config.max_body_bytes,
@@ -92,7 +144,13 @@ def _cors(config: ServerConfig) -> CORSConfig | None:
     return CORSConfig(
         allow_origins=list(config.allowed_origins),
         allow_methods=["GET", "POST", "DELETE", "OPTIONS"],
-        allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
+        allow_headers=[
+            "Authorization",
+            "Content-Type",
+            "X-Request-Id",
+            "X-Api-Key",
+            "Anthropic-Version",
+        ],
         allow_credentials=False,
         expose_headers=["X-Request-Id"],
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from ingle_server.errors import ApiError
 
@@ -14,6 +14,11 @@ class KeyRing:
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._digests = [_digest(key.encode()) for key in keys]
+
+    def accepts(self, authorization: bytes | None) -> bool:
+        """Whether the header holds one of the keys; an empty ring accepts nobody here."""
+        scheme, _, key = (authorization or b"").partition(b" ")
+        return scheme.lower() == b"bearer" and self._holds(key)
 
     def check(self, authorization: bytes | None, x_api_key: bytes | None = None) -> None:
         """Lets a request with this ``Authorization`` header pass, or with this ``x-api-key``,
@@ -31,11 +36,20 @@ class KeyRing:
         scheme, _, key = authorization.partition(b" ")
         if scheme.lower() != b"bearer":
             raise _unauthorized("The API key must be sent as Authorization: Bearer KEY.")
+        if not self._holds(key):
+            raise _unauthorized("The API key is wrong.")
+
+    def _holds(self, key: bytes) -> bool:
         given = _digest(key.strip())
         # Every key is compared, so that the time does not tell which one was close.
         matches = [secrets.compare_digest(given, digest) for digest in self._digests]
-        if not any(matches):
-            raise _unauthorized("The API key is wrong.")
+        return any(matches)
+
+
+def admin_authorization(headers: Mapping[bytes, bytes]) -> bytes | None:
+    """The admin key a request brings, as an ``Authorization`` header: ``X-Admin-Key`` wins."""
+    key = headers.get(b"x-admin-key")
+    return headers.get(b"authorization") if key is None else b"Bearer " + key
 
 
 def _digest(key: bytes) -> bytes:

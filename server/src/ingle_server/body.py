@@ -33,12 +33,25 @@ async def read_json(
         ApiError: 400, 408, 413 or 415.
     """
     _check_content_type(request)
+    return decode(await read_body(request, limit, seconds), decoder)
+
+
+async def read_body(request: Request[Any, Any, Any], limit: int, seconds: float) -> bytes:
+    """The body's bytes; asked again, the same ones.
+
+    Raises:
+        ApiError: 408 or 413.
+    """
+    known: bytes | None = request.scope["state"].get("body")
+    if known is not None:
+        return known
     try:
         async with asyncio.timeout(seconds):
             body = await _read(request, limit)
     except TimeoutError:
         raise ApiError(408, f"The body did not arrive within {seconds:g} seconds.") from None
-    return decode(body, decoder)
+    request.scope["state"]["body"] = body
+    return body
 
 
 def _check_content_type(request: Request[Any, Any, Any]) -> None:

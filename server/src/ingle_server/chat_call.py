@@ -23,6 +23,8 @@ from ingle_server.tools.answer import AnswerReader
 from ingle_server.tools.pieces import Piece
 from ingle_server.tools.plan import ToolPlan, tool_plan
 from ingle_server.translate import (
+    STRICT,
+    Limits,
     check_count,
     check_fields,
     check_logprobs,
@@ -89,19 +91,23 @@ class AnswerFollower:
         return AnswerEnd(reason="tool_calls" if calls else reason, stop_reason=stop_reason)
 
 
-async def begin_chat(service: Service, body: ChatCompletionRequest, prefix: str) -> ChatCall:
+async def begin_chat(
+    service: Service, body: ChatCompletionRequest, prefix: str, limits: Limits = STRICT
+) -> ChatCall:
     """Checks a chat in full and starts it; its id begins with ``prefix``.
 
     Raises:
         ApiError: 400, 404 or 503.
         RequestError: 400.
     """
-    chat = check_chat(service, body)
+    chat = check_chat(service, body, limits)
     plan = tool_plan(body)
     wanted = plan.wanted or wanted_output(body, body.response_format)
     await check_grammar(service.engine, wanted)
     prompt = await render_chat(service, chat, body, asked_tokens(body)[1])
-    max_tokens = token_budget([prompt], service.engine.info, asked_tokens(body), None)
+    asked = asked_tokens(body)
+    default = limits.default(asked, None)
+    max_tokens = token_budget([prompt], service.engine.info, limits.cut(asked), default)
     params = _params(service, body, plan, wanted, max_tokens)
     return ChatCall(
         flight=service.take_off(prefix, [prompt], params),
@@ -120,7 +126,9 @@ async def count_chat_tokens(service: Service, body: ChatCompletionRequest) -> in
     return len(prompt.token_ids)
 
 
-def check_chat(service: Service, body: ChatCompletionRequest) -> ChatPrompt:
+def check_chat(
+    service: Service, body: ChatCompletionRequest, limits: Limits = STRICT
+) -> ChatPrompt:
     """Checks every field, and gives the conversation to render.
 
     Raises:
@@ -132,7 +140,7 @@ def check_chat(service: Service, body: ChatCompletionRequest) -> ChatPrompt:
     field, asked = asked_tokens(body)
     check_max_tokens(field, asked, at_least=1)
     check_count(body, 1, service.config.max_prompts)
-    check_fields(body, service.engine.info)
+    check_fields(body, service.engine.info, limits)
     check_logprobs("top_logprobs", body.top_logprobs)
     if body.top_logprobs is not None and not body.logprobs:
         raise bad_request("top_logprobs needs logprobs to be true.", "top_logprobs")

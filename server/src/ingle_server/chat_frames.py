@@ -27,6 +27,7 @@ from ingle_server.schemas.chat import (
     FunctionDelta,
     ToolCallDelta,
 )
+from ingle_server.schemas.timings import Timings
 from ingle_server.schemas.usage import Usage
 from ingle_server.streaming import frame
 from ingle_server.tools.answer import AnswerReader
@@ -164,7 +165,7 @@ class ChatFrames:
         """The usage, when it was asked for."""
         if not self._with_usage:
             return b""
-        return frame(self._chunk([], self._usage.usage()))
+        return frame(self._chunk([], self._usage.usage(), self._usage.timings()))
 
     def _piece(self, piece: CompletionOutput) -> bytes:
         reason = finish_of(piece)
@@ -178,7 +179,8 @@ class ChatFrames:
                     delta=ChatDelta(),
                     finish_reason=_reason(reason, reader),
                     stop_reason=piece.stop_reason,
-                )
+                ),
+                self._usage.timings(),
             )
         return frames
 
@@ -194,14 +196,17 @@ class ChatFrames:
             choices.append(first)
         return b"".join(map(self._frame, choices))
 
-    def _frame(self, choice: ChatChunkChoice) -> bytes:
+    def _frame(self, choice: ChatChunkChoice, timings: Timings | UnsetType = UNSET) -> bytes:
         usage: Usage | UnsetType | None = None if self._with_usage else UNSET
         if self._always_usage:
             usage = self._usage.usage()
-        return frame(self._chunk([choice], usage))
+        return frame(self._chunk([choice], usage, timings))
 
     def _chunk(
-        self, choices: list[ChatChunkChoice], usage: Usage | UnsetType | None
+        self,
+        choices: list[ChatChunkChoice],
+        usage: Usage | UnsetType | None,
+        timings: Timings | UnsetType,
     ) -> ChatCompletionChunk:
         return ChatCompletionChunk(
             id=self._shape.flight.id,
@@ -209,4 +214,5 @@ class ChatFrames:
             model=self._shape.request.model,
             choices=choices,
             usage=usage,
+            timings=timings,
         )

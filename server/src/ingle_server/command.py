@@ -7,9 +7,13 @@ import contextlib
 import socket
 import sys
 import time
+from typing import TYPE_CHECKING
 
 from ingle.config import EngineConfig
 from ingle_server.config import ServerConfig
+
+if TYPE_CHECKING:
+    from ingle_server.model_entry import ModelEntry
 
 MAX_OPEN_FILES = 65536
 """Every connection needs one; the usual soft limit of 1,024 lets idle clients starve others."""
@@ -20,6 +24,7 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
     # Imports wait until here, so that `ingle --help` stays quick.
     from ingle.cli.demo_model import or_demo_model
     from ingle_server.listen import bind
+    from ingle_server.model_entry import find_models
 
     started = time.perf_counter()
     if not server.is_loopback and not server.api_key:
@@ -29,24 +34,30 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
         )
     raise_file_limit()
     with contextlib.closing(bind(server)) as sock:
-        return _serve_on(sock, or_demo_model(engine), server, started)
+        names_one = engine.model or server.more_models or server.model_dir
+        models = find_models(engine if names_one else or_demo_model(engine), server)
+        return _serve_on(sock, models, server, started)
 
 
 def _serve_on(
-    sock: socket.socket, engine: EngineConfig, server: ServerConfig, started: float
+    sock: socket.socket, models: list[ModelEntry], server: ServerConfig, started: float
 ) -> int:
     from ingle_server.engine_adapter import load_engine
 
-    client = load_engine(engine)
+    # In a box: what is taken out of memory later must not live on in this function.
+    box = [load_engine(models[0].config)]
 
     async def main() -> int:
         from ingle_server.app import create_service_app
         from ingle_server.http_server import make_http_server
         from ingle_server.lifecycle import Lifecycle
+        from ingle_server.model_manager import LoadedModel, ModelManager
         from ingle_server.ready import ready_text
         from ingle_server.service import Service
 
-        service = Service(client, server)
+        first = LoadedModel(models[0], box.pop(), server)
+        service = Service(ModelManager(models, load_engine, server, first), server)
+        del first
         http = make_http_server(
             create_service_app(service),
             server,

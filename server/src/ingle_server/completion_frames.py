@@ -155,7 +155,9 @@ class CompletionFrames:
         """The usage, when it was asked for."""
         if not self._with_usage:
             return b""
-        return frame(self._shape.completion([], self._usage.usage()))
+        end = self._shape.completion([], self._usage.usage())
+        end.timings = self._usage.timings()
+        return frame(end)
 
     def _piece(self, index: int, piece: CompletionOutput) -> bytes:
         reason = finish_of(piece)
@@ -174,4 +176,7 @@ class CompletionFrames:
         usage: Usage | UnsetType | None = None if self._with_usage else UNSET
         if self._always_usage:
             usage = self._usage.usage()
-        return frame(self._shape.completion([choice], usage))
+        chunk = self._shape.completion([choice], usage)
+        if choice.finish_reason is not None:
+            chunk.timings = self._usage.timings()
+        return frame(chunk)

@@ -34,6 +34,15 @@ class ServerConfig:
             llama3_json, llama4_json or json. By default its chat template says so.
         reasoning_parser: Splits what the model thinks aloud into ``reasoning_content``: think,
             qwen3 or deepseek_r1. Off unless given.
+        more_models: More models that may be swapped in, folders or hub ids; this is what a second,
+            third … ``--model`` becomes.
+        model_dir: A folder of model folders: each may be swapped in by its folder's name.
+        allow_inline_model_loading: A request that names another of the models swaps it in; without
+            this only ``POST /v1/model/load`` does.
+        admin_key: Keys that may load and unload models, as ``X-Admin-Key: KEY`` or
+            ``Authorization: Bearer KEY``; without any, nobody may.
+        idle_unload: Seconds without a request after which the model's memory is given back; the
+            next request loads it again. 0 never does.
         allowed_origins: Web origins that browsers may call from (CORS); none unless given.
         root_path: Path prefix under which a proxy publishes the server, such as ``/llm``.
         max_request_body: Largest request body (``16MiB`` or bytes); larger ones get 413.
@@ -56,6 +65,11 @@ class ServerConfig:
     served_model_name: tuple[str, ...] = ()
     tool_call_parser: ToolCallParserName | None = None
     reasoning_parser: ReasoningParserName | None = None
+    more_models: tuple[str, ...] = ()
+    model_dir: str | None = None
+    allow_inline_model_loading: bool = False
+    admin_key: tuple[str, ...] = ()
+    idle_unload: float = 0.0
     allowed_origins: tuple[str, ...] = ()
     root_path: str = ""
     max_request_body: int | str = "16MiB"
@@ -73,11 +87,13 @@ class ServerConfig:
         size = parse_bytes("--max-request-body", self.max_request_body)
         object.__setattr__(self, "max_request_body", size)
         _check_port(self.port)
-        _check_keys(self.api_key)
+        _check_keys("--api-key", self.api_key)
+        _check_keys("--admin-key", self.admin_key)
         _check_root_path(self.root_path)
         for name in ("timeout_keep_alive", "header_timeout", "sse_keep_alive"):
             _check_seconds(name, getattr(self, name), zero=False)
         _check_seconds("shutdown_timeout", self.shutdown_timeout, zero=True)
+        _check_seconds("idle_unload", self.idle_unload, zero=True)
         if self.max_prompts < 1:
             raise ConfigError(f"--max-prompts must be at least 1, got {self.max_prompts}.")
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
@@ -114,12 +130,12 @@ def _check_port(port: int) -> None:
         raise ConfigError(f"--port must be from 0 to 65535, got {port}.")
 
 
-def _check_keys(keys: tuple[str, ...]) -> None:
+def _check_keys(flag: str, keys: tuple[str, ...]) -> None:
     for key in keys:
         # A key with a space or outside ASCII could never arrive in a header; say so at once.
         if not key or not key.isascii() or any(c.isspace() for c in key):
             raise ConfigError(
-                "--api-key must be non-empty ASCII without spaces; one of the given keys is not."
+                f"{flag} must be non-empty ASCII without spaces; one of the given keys is not."
             )
 
 

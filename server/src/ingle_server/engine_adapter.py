@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 from ingle import (
@@ -19,13 +19,19 @@ _DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 """What generation_config.json may set for requests that say nothing of it."""
 
 
-def load_engine(config: EngineConfig) -> AsyncEngineClient:
+def load_engine(
+    config: EngineConfig, on_progress: Callable[[int, int], None] | None = None
+) -> AsyncEngineClient:
     """A loaded and started engine.
+
+    Args:
+        config: What to load and how.
+        on_progress: Called with (bytes read, bytes in all), in the loading thread.
 
     Raises:
         ConfigError, CheckpointError, PluginError, CapacityError: Why it cannot be loaded.
     """
-    engine = AsyncEngine.from_config(config)
+    engine = AsyncEngine.from_config(config, on_progress=on_progress)
     client = AsyncEngineClient(engine)
     engine.start()
     return client

@@ -143,6 +143,36 @@ class EngineStats(Protocol):
         """One observation per finished request."""
         ...
 
+    @property
+    def queue_seconds(self) -> HistogramData:
+        """From arrival to the first step, per finished request."""
+        ...
+
+    @property
+    def prefill_seconds(self) -> HistogramData:
+        """From there to the first token, likewise."""
+        ...
+
+    @property
+    def decode_seconds(self) -> HistogramData:
+        """From the first token to the last, likewise."""
+        ...
+
+    @property
+    def per_output_token_seconds(self) -> HistogramData:
+        """The mean time between a request's tokens."""
+        ...
+
+    @property
+    def prompt_lengths(self) -> HistogramData:
+        """Tokens of the prompt, per finished request."""
+        ...
+
+    @property
+    def generation_lengths(self) -> HistogramData:
+        """Tokens generated, per finished request."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatPrompt:

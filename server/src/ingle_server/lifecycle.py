@@ -45,7 +45,7 @@ class Lifecycle:
             await self._server.serve(sockets)
         finally:
             watcher.cancel()
-            await self._service.engine.shutdown()
+            await self._service.models.shutdown()
         return self._exit_code
 
     def install_signal_handlers(self) -> None:
@@ -79,7 +79,7 @@ class Lifecycle:
         while True:
             await asyncio.sleep(HEALTH_SECONDS)
             try:
-                self._service.engine.check_health()
+                self._service.models.check_health()
             except EngineDeadError as error:
                 logger.critical("The engine has died; the server exits. %s", error)
                 self._exit_code = ENGINE_DIED

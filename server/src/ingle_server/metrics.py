@@ -16,16 +16,17 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from ingle_server.engine_client import EngineClient, EngineStats, HistogramData
+from ingle_server.engine_client import EngineStats, HistogramData
+from ingle_server.model_manager import ModelManager
 
 
 class Metrics:
     """One server's metrics; nothing global."""
 
-    def __init__(self, engine: EngineClient) -> None:
+    def __init__(self, models: ModelManager) -> None:
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
-        self._registry.register(EngineCollector(engine))
+        self._registry.register(EngineCollector(models))
 
     def render(self) -> bytes:
         """All of it, in Prometheus' text format."""
@@ -35,8 +36,8 @@ class Metrics:
 class EngineCollector(Collector):
     """Reads the engine's state at the moment Prometheus asks."""
 
-    def __init__(self, engine: EngineClient) -> None:
-        self._engine = engine
+    def __init__(self, models: ModelManager) -> None:
+        self._models = models
 
     def describe(self) -> Iterable[Metric]:
         """Nothing in advance, so that registering does not ask the engine."""
@@ -44,12 +45,23 @@ class EngineCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The metrics now."""
-        stats = self._engine.stats()
+        loaded = self._models.current
+        yield GaugeMetricFamily(
+            "ingle_model_loaded", "1 while a model is in memory.", value=int(loaded is not None)
+        )
+        yield GaugeMetricFamily(
+            "ingle_num_requests_waiting_for_model",
+            "Requests waiting for a model to be loaded.",
+            value=self._models.num_waiting,
+        )
+        if loaded is None:
+            return
+        stats = loaded.engine.stats()
         yield from _gauges(stats)
         yield from _counters(stats)
         yield from _histograms(stats)
         info = {
-            "max_model_len": str(self._engine.info.max_model_len),
+            "max_model_len": str(loaded.engine.info.max_model_len),
             "num_blocks": str(stats.kv_cache_blocks),
         }
         yield InfoMetricFamily("ingle_cache_config", "The KV cache.", value=info)
@@ -92,12 +104,26 @@ def _counters(stats: EngineStats) -> Iterator[Metric]:
 
 def _histograms(stats: EngineStats) -> Iterator[Metric]:
     for name, text, data in (
-        ("time_to_first_token", "Arrival to first token.", stats.time_to_first_token_seconds),
-        ("inter_token_latency", "Between two tokens.", stats.inter_token_seconds),
-        ("e2e_request_latency", "Arrival to last token.", stats.request_seconds),
+        (
+            "time_to_first_token_seconds",
+            "Arrival to first token.",
+            stats.time_to_first_token_seconds,
+        ),
+        ("inter_token_latency_seconds", "Between two tokens.", stats.inter_token_seconds),
+        (
+            "request_time_per_output_token_seconds",
+            "Mean time between a request's tokens.",
+            stats.per_output_token_seconds,
+        ),
+        ("e2e_request_latency_seconds", "Arrival to last token.", stats.request_seconds),
+        ("request_queue_time_seconds", "Arrival to first step.", stats.queue_seconds),
+        ("request_prefill_time_seconds", "First step to first token.", stats.prefill_seconds),
+        ("request_decode_time_seconds", "First token to last token.", stats.decode_seconds),
+        ("request_prompt_tokens", "Tokens of a request's prompt.", stats.prompt_lengths),
+        ("request_generation_tokens", "Tokens a request generated.", stats.generation_lengths),
     ):
         yield HistogramMetricFamily(
-            f"ingle_{name}_seconds", text, buckets=_buckets(data), sum_value=data.total
+            f"ingle_{name}", text, buckets=_buckets(data), sum_value=data.total
         )
 
 

@@ -6,10 +6,13 @@ import logging
 from dataclasses import dataclass, field
 from typing import Literal
 
+from msgspec import UNSET, UnsetType
+
 from ingle import CompletionOutput
-from ingle.request import TokenLogprob
+from ingle.request import RequestTimes, TokenLogprob
 from ingle_server.errors import generation_failed, shutting_down
 from ingle_server.flight import Arrival, Flight
+from ingle_server.schemas.timings import Timings
 from ingle_server.schemas.usage import PromptTokensDetails, Usage
 
 logger = logging.getLogger("ingle.server")
@@ -20,7 +23,9 @@ Finish = Literal["stop", "length"]
 class UsageCounter:
     """Counts tokens as pieces arrive."""
 
-    def __init__(self, num_prompt_tokens: int) -> None:
+    def __init__(self, num_prompt_tokens: int, *, timed: bool = False) -> None:
+        self._timed = timed
+        self._times: list[RequestTimes] = []
         self._num_prompt_tokens = num_prompt_tokens
         self._num_completion_tokens = 0
         self._num_cached: dict[int, int] = {}
@@ -30,6 +35,8 @@ class UsageCounter:
         self._num_cached[arrival.prompt_index] = max(
             arrival.output.num_cached_tokens, self._num_cached.get(arrival.prompt_index, 0)
         )
+        if arrival.output.times is not None:
+            self._times.append(arrival.output.times)
         for piece in arrival.output.outputs:
             self._num_completion_tokens += len(piece.token_ids)
 
@@ -41,6 +48,36 @@ class UsageCounter:
             total_tokens=self._num_prompt_tokens + self._num_completion_tokens,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(self._num_cached.values())),
         )
+
+    def timings(self) -> Timings | UnsetType:
+        """The speed, when the client asked for it and a prompt's answers have all ended.
+
+        With several prompts, times are the longest ones.
+        """
+        if not self._timed or not self._times:
+            return UNSET
+        prompt_ms = 1000 * max(times.prefill_seconds for times in self._times)
+        predicted_ms = 1000 * max(times.decode_seconds for times in self._times)
+        cached = sum(self._num_cached.values())
+        num_prompt, num_predicted = self._num_prompt_tokens - cached, self._num_completion_tokens
+        # The first token's time is the prompt's: the rate is of those after it.
+        num_timed = num_predicted - 1 if num_predicted > 1 else num_predicted
+        return Timings(
+            cache_n=cached,
+            prompt_n=num_prompt,
+            prompt_ms=prompt_ms,
+            prompt_per_token_ms=_ratio(prompt_ms, num_prompt),
+            prompt_per_second=_ratio(1000 * num_prompt, prompt_ms),
+            predicted_n=num_predicted,
+            predicted_ms=predicted_ms,
+            predicted_per_token_ms=_ratio(predicted_ms, num_timed),
+            predicted_per_second=_ratio(1000 * num_timed, predicted_ms),
+            queue_ms=1000 * max(times.queue_seconds for times in self._times),
+        )
+
+
+def _ratio(part: float, whole: float) -> float:
+    return round(part / whole, 3) if whole else 0.0
 
 
 @dataclass(slots=True)

@@ -27,9 +27,12 @@ def ready_text(service: Service, sock: socket.socket, seconds: float) -> str:
         else '"prompt": "The capital of France is"'
     )
     names = ", ".join(service.names)
+    others = [entry.name for entry in service.models.entries if entry.name not in service.names]
+    more = f"May be loaded instead: {', '.join(others)}.\n" if others else ""
     report = f"{info.memory_report}\n" if info.memory_report else ""
     return (
         f"Ready: {url}/v1 serves {names} with a context of {info.max_model_len} tokens.\n"
+        f"{more}"
         f"Started in {seconds:.1f} s{_memory()}.\n"
         f"{report}"
         f"Try: curl {url}/v1/{path}{key} -H 'Content-Type: application/json' "

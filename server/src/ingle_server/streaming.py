@@ -40,6 +40,11 @@ class FrameWriter(Protocol):
         ...
 
 
+def stream_headers() -> dict[str, str]:
+    """Headers of every event stream."""
+    return dict(_HEADERS)
+
+
 def frame(event: Any) -> bytes:
     """One event: compact JSON on one line."""
     return b"data: %b\n\n" % _ENCODER.encode(event)

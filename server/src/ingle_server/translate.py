@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ingle import GrammarSpec, SamplingParams
@@ -75,7 +76,35 @@ _ALIASES = (
 """(other engines' name, ours); ours wins when both are given."""
 
 
-def check_fields(fields: SamplingFields, info: ModelInfo) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How a door treats what is too much.
+
+    Attributes:
+        max_stops: Stop strings at most.
+        cuts_tokens: Whether more tokens than the context leaves are cut to what it leaves, as
+            Ollama and Kobold do it, instead of refused.
+    """
+
+    max_stops: int = MAX_STOP_STRINGS
+    cuts_tokens: bool = False
+
+    def cut(self, asked: tuple[str, int | None]) -> tuple[str, int | None]:
+        """``asked`` as ``token_budget`` is to hold to it."""
+        return (asked[0], None) if self.cuts_tokens else asked
+
+    def default(self, asked: tuple[str, int | None], default: int | None) -> int | None:
+        """``default``, or what was asked where that is cut like one."""
+        return default if not self.cuts_tokens or asked[1] is None else asked[1]
+
+
+STRICT = Limits()
+"""OpenAI's."""
+LENIENT = Limits(max_stops=64, cuts_tokens=True)
+"""Ollama's and Kobold's."""
+
+
+def check_fields(fields: SamplingFields, info: ModelInfo, limits: Limits = STRICT) -> None:
     """Checks everything that does not need the prompt, so that it is cheap to be refused.
 
     Raises:
@@ -83,7 +112,7 @@ def check_fields(fields: SamplingFields, info: ModelInfo) -> None:
         RequestError: 400, from ``SamplingParams``.
     """
     _check_stream_options(fields)
-    _check_stop(fields)
+    _check_stop(fields, limits.max_stops)
     _check_cache_salt(fields.cache_salt)
     _check_unsupported(fields)
     check_logprobs("prompt_logprobs", fields.prompt_logprobs)
@@ -152,12 +181,10 @@ def _check_stream_options(fields: SamplingFields) -> None:
         raise bad_request("stream_options needs stream to be true.", "stream_options")
 
 
-def _check_stop(fields: SamplingFields) -> None:
+def _check_stop(fields: SamplingFields, most: int) -> None:
     stop = _stop_strings(fields.stop)
-    if len(stop) > MAX_STOP_STRINGS:
-        raise bad_request(
-            f"stop may hold at most {MAX_STOP_STRINGS} strings, got {len(stop)}.", "stop"
-        )
+    if len(stop) > most:
+        raise bad_request(f"stop may hold at most {most} strings, got {len(stop)}.", "stop")
 
 
 def _check_cache_salt(salt: str | None) -> None:

@@ -262,16 +262,18 @@ _BY_MODEL_TYPE: Final = {
 }
 
 
+def is_known(config: Mapping[str, Any]) -> bool:
+    """Whether the decoder computes the config's architecture."""
+    return _name(config) in ARCHITECTURES
+
+
 def architecture_name(where: str, config: Mapping[str, Any]) -> str:
     """The config's architecture; from ``model_type`` when ``architectures`` is not given.
 
     Raises:
         CheckpointError: Naming the architecture, and those that are supported.
     """
-    named = config.get("architectures")
-    name = named[0] if isinstance(named, list) and named else None
-    if name is None:
-        name = _BY_MODEL_TYPE.get(str(config.get("model_type")))
+    name = _name(config)
     if not isinstance(name, str) or name not in ARCHITECTURES:
         shown = name if isinstance(name, str) else f"model_type {config.get('model_type')!r}"
         raise CheckpointError(
@@ -279,3 +281,9 @@ def architecture_name(where: str, config: Mapping[str, Any]) -> str:
             f"Supported are {', '.join(ARCHITECTURES)}."
         )
     return name
+
+
+def _name(config: Mapping[str, Any]) -> Any:
+    named = config.get("architectures")
+    name = named[0] if isinstance(named, list) and named else None
+    return _BY_MODEL_TYPE.get(str(config.get("model_type"))) if name is None else name

@@ -14,7 +14,7 @@ from jinja2 import nodes
 from ingle.checkpoint.control_marks import ControlMarks
 from ingle.checkpoint.messages import normalize_messages
 from ingle.checkpoint.template_sandbox import Budget, TemplateEnvironment, render_bounded
-from ingle.checkpoint.template_source import find_templates
+from ingle.checkpoint.template_source import DEFAULT_TEMPLATE, find_templates
 from ingle.checkpoint.tokenizer import Tokenizer
 from ingle.errors import CheckpointError, RequestError
 
@@ -202,11 +202,14 @@ class ChatTemplate:
 
 
 def load_chat_template(path: Path | str, tokenizer: Tokenizer) -> ChatTemplate:
-    """The chat template of a model folder; one that has none refuses every conversation.
+    """The chat template of a model folder, unless the tokenizer was given another; a folder that
+    has none refuses every conversation.
 
     Raises:
         CheckpointError: When a template's file or syntax is at fault.
     """
+    if tokenizer.chat_template is not None:
+        return ChatTemplate(tokenizer, {DEFAULT_TEMPLATE: tokenizer.chat_template})
     return ChatTemplate(tokenizer, find_templates(Path(path), tokenizer.config))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -65,12 +65,19 @@ class LoadProgress:
     Args:
         path: The model folder.
         show: Whether to show the bar; None shows it when standard error is a terminal.
+        on_progress: Called with (bytes read, bytes in all) whenever some were read.
 
     Raises:
         CheckpointError: As ``open_checkpoint`` does.
     """
 
-    def __init__(self, path: Path, show: bool | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        show: bool | None = None,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self._on_progress = on_progress
         self._start = time.perf_counter()
         self.checkpoint: Checkpoint = open_checkpoint(path, self._advance)
         visible = sys.stderr.isatty() if show is None else show
@@ -109,6 +116,8 @@ class LoadProgress:
 
     def _advance(self, num_bytes: int) -> None:
         self._bar.update(num_bytes)
+        if self._on_progress is not None:
+            self._on_progress(self.checkpoint.bytes_read, self.checkpoint.total_bytes)
 
 
 def shorten_names(names: Sequence[str], shown: int = _SHOWN) -> str:

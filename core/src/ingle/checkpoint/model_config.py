@@ -22,6 +22,8 @@ from ingle.checkpoint.scale_config import ScaleConfig, read_scales
 from ingle.plugin.checkpoint import CheckpointInfo
 
 TorchDType = Literal["float32", "float16", "bfloat16"]
+Implementation = Literal["ingle", "transformers"]
+"""Whose code computes a model: the own decoder's, or transformers' through its backend."""
 
 ACTIVATIONS: Final = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu")
 """Activations of the gate that the decoder computes."""
@@ -67,6 +69,8 @@ class ModelConfig:
         dtype: Dtype the weights were made in.
         eos_token_ids: Tokens that end a generation, config and generation config together.
         bos_token_id: Token a text begins with, if any.
+        implementation: Whose code computes it. For transformers' only sizes, attention and tokens
+            are told here; the rest is its own affair.
     """
 
     architecture: str
@@ -97,6 +101,7 @@ class ModelConfig:
     dtype: TorchDType
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
+    implementation: Implementation = "ingle"
 
     @property
     def longest_context(self) -> int:
@@ -120,10 +125,35 @@ def load_model_config(path: Path | str, info: CheckpointInfo | None = None) -> M
     folder = Path(path)
     where = str(folder / "config.json")
     raw = read_json_object(folder / "config.json") if info is None else info.hf_config
-    generation_path = folder / "generation_config.json"
-    generation = ConfigValues(str(generation_path), read_optional_object(generation_path))
     name = architecture_name(where, raw)
-    return _build(name, ConfigValues(where, raw), generation, info)
+    return _build(name, ConfigValues(where, raw), _generation(folder), info)
+
+
+def read_ends(
+    path: Path | str, info: CheckpointInfo, vocab_size: int
+) -> tuple[tuple[int, ...], int | None]:
+    """The tokens that end a generation, and the one a text begins with, if any.
+
+    Raises:
+        CheckpointError: When one is outside the vocabulary.
+    """
+    config = ConfigValues(str(Path(path) / "config.json"), info.hf_config)
+    generation = _generation(Path(path))
+    return _eos(config, generation, vocab_size), _bos(config, generation, vocab_size)
+
+
+def read_stored_dtype(path: Path | str, info: CheckpointInfo) -> TorchDType:
+    """The dtype the weights were made in.
+
+    Raises:
+        CheckpointError: When the config names one that Ingle does not know.
+    """
+    return _dtype(ConfigValues(str(Path(path) / "config.json"), info.hf_config), info)
+
+
+def _generation(folder: Path) -> ConfigValues:
+    path = folder / "generation_config.json"
+    return ConfigValues(str(path), read_optional_object(path))
 
 
 def _build(
@@ -141,7 +171,9 @@ def _build(
         hidden_size=config.size("hidden_size"),
         intermediate_size=config.size("intermediate_size"),
         num_layers=num_layers,
-        **heads,
+        num_heads=heads["num_heads"],
+        num_kv_heads=heads["num_kv_heads"],
+        head_dim=heads["head_dim"],
         rms_norm_eps=config.positive("rms_norm_eps", traits.rms_norm_eps),
         ropes=read_ropes(config, traits, heads["head_dim"], layer_types),
         max_position_embeddings=config.size(

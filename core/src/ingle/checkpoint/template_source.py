@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from ingle.checkpoint.config_files import read_optional_object
-from ingle.errors import CheckpointError
+from ingle.errors import CheckpointError, ConfigError
 
 MAX_TEMPLATE_BYTES: Final = 1024 * 1024
-_DEFAULT: Final = "default"
+MAX_PATH_CHARS: Final = 1024
+DEFAULT_TEMPLATE: Final = "default"
 
 
 def find_templates(folder: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
@@ -27,10 +28,28 @@ def find_templates(folder: Path, tokenizer_config: Mapping[str, Any]) -> dict[st
     found |= _named(old, read_optional_object(old).get("chat_template"))
     main = folder / "chat_template.jinja"
     if main.is_file():
-        found[_DEFAULT] = _read(main)
+        found[DEFAULT_TEMPLATE] = _read(main)
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
         found[path.stem] = _read(path)
     return found
+
+
+def read_template(given: str | None) -> str | None:
+    """What ``--chat-template`` means: a file's text, or the template itself; None stays None.
+
+    Raises:
+        ConfigError: When it is neither.
+        CheckpointError: When the file cannot be read.
+    """
+    if given is None:
+        return None
+    if "\n" not in given and len(given) < MAX_PATH_CHARS and Path(given).is_file():
+        return _read(Path(given))
+    if "{{" in given or "{%" in given:
+        return given
+    raise ConfigError(
+        f"--chat-template must be a file or a Jinja template; there is no file {given[:80]!r}."
+    )
 
 
 def _named(path: Path, value: Any) -> dict[str, str]:
@@ -38,7 +57,7 @@ def _named(path: Path, value: Any) -> dict[str, str]:
     if value is None:
         return {}
     if isinstance(value, str):
-        value = {_DEFAULT: value}
+        value = {DEFAULT_TEMPLATE: value}
     elif isinstance(value, list) and all(isinstance(item, dict) for item in value):
         value = {item.get("name"): item.get("template") for item in value}
     pairs = value.items() if isinstance(value, dict) else ()

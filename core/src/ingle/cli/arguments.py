@@ -12,6 +12,8 @@ from ingle.cli.retired import RETIRED, SHORT_RETIRED, Retired
 from ingle.errors import ConfigError
 
 _TRUTH: Final = ("true", "false")
+MORE_MODELS: Final = "--more-models"
+"""What a second ``--model`` becomes, for the commands that serve several."""
 
 
 @dataclass(slots=True)
@@ -48,6 +50,9 @@ def prepare_arguments(command: Command, argv: Sequence[str]) -> Arguments:
         flag, value = _split(token)
         if flag == "--config" and flag in command.flags:
             result.config = value if value is not None else _next_value(rest, flag)
+        elif flag == "--model" and MORE_MODELS in command.flags and _has_model(result.tokens):
+            model = value if value is not None else _next_value(rest, flag)
+            result.tokens.append(f"{MORE_MODELS}={model}")
         elif flag in RETIRED and flag not in command.flags:
             _retire(flag, value, rest, result)
         elif flag in command.switches and value is None and rest and rest[0].lower() in _TRUTH:
@@ -55,6 +60,12 @@ def prepare_arguments(command: Command, argv: Sequence[str]) -> Arguments:
         else:
             result.tokens.append(flag if value is None else f"{flag}={value}")
     return result
+
+
+def _has_model(tokens: list[str]) -> bool:
+    """Whether a model was named before: by its flag, or as the first token of all."""
+    flagged = any(token == "--model" or token.startswith("--model=") for token in tokens)
+    return flagged or (bool(tokens) and not tokens[0].startswith("-"))
 
 
 def _split(token: str) -> tuple[str, str | None]:

@@ -70,7 +70,6 @@ RETIRED: Final[Mapping[str, Retired]] = {
     "--enable-chunked-prefill": _switch(_CHUNKED),
     "--enable-log-requests": _switch(_REQUEST_LOG),
     "--engine-use-ray": _switch(_NO_RAY),
-    "--generation-config": _valued("generation_config.json is read from the model.", "auto"),
     "--guided-decoding-backend": _valued("there is no backend to choose."),
     "--kv-cache-memory": _renamed("--kv-cache-memory-bytes"),
     "--launch-kobold-api": _switch("Kobold clients can speak the OpenAI API under /v1."),

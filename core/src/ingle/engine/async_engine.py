@@ -45,16 +45,24 @@ class AsyncEngine:
 
     @classmethod
     def from_config(
-        cls, config: EngineConfig, on_death: Callable[[EngineDeadError], None] | None = None
+        cls,
+        config: EngineConfig,
+        on_death: Callable[[EngineDeadError], None] | None = None,
+        on_progress: Callable[[int, int], None] | None = None,
     ) -> AsyncEngine:
         """An engine with its model loaded, not yet started. Takes as long as loading takes.
+
+        Args:
+            config: What to load and how.
+            on_death: Called in the engine thread when it ends because of an error.
+            on_progress: Called with (bytes read, bytes in all) while weights are read.
 
         Raises:
             ConfigError, CheckpointError, PluginError, CapacityError: Why it cannot be built.
         """
         from ingle.engine.engine import build_engine_core  # torch comes with it
 
-        return cls(build_engine_core(config), on_death)
+        return cls(build_engine_core(config, on_progress), on_death)
 
     @property
     def info(self) -> EngineInfo:

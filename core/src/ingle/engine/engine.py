@@ -4,6 +4,7 @@ meet."""
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,8 +14,9 @@ import torch
 from ingle.checkpoint.generation_defaults import load_generation_defaults
 from ingle.checkpoint.hub import resolve_model
 from ingle.checkpoint.load_report import LoadProgress, LoadReport
-from ingle.checkpoint.model_config import ModelConfig, load_model_config
+from ingle.checkpoint.model_config import ModelConfig
 from ingle.checkpoint.safetensors import Checkpoint
+from ingle.checkpoint.template_source import read_template
 from ingle.checkpoint.tokenizer import load_tokenizer
 from ingle.config import EngineConfig
 from ingle.engine.attention_choice import AttentionNeeds, BackendMaker, choose_attention
@@ -22,7 +24,13 @@ from ingle.engine.block_manager import BlockManager
 from ingle.engine.decode_compiler import decode_compiler
 from ingle.engine.device import choose_device, choose_dtype
 from ingle.engine.engine_core import EngineCore
-from ingle.engine.fit_inputs import DENSE, block_bytes, overridden, weigh_checkpoint
+from ingle.engine.fit_inputs import (
+    DENSE,
+    block_bytes,
+    overridden,
+    read_model,
+    weigh_checkpoint,
+)
 from ingle.engine.info import EngineInfo
 from ingle.engine.kernel_choice import KernelChooser
 from ingle.engine.memory import (
@@ -47,7 +55,7 @@ from ingle.engine.prompt_lookup import LookupLimits, PromptLookup
 from ingle.engine.scheduler import Scheduler, SchedulerLimits
 from ingle.engine.speculation import Speculation
 from ingle.model.build import build_decoder
-from ingle.model.decoder import Decoder
+from ingle.model.decoder import Decoder, Model
 from ingle.model.weights import WeightSource
 from ingle.plugin import CheckpointInfo, DeviceInfo, KVCacheFormat, WeightLoader
 from ingle.registry.choose import ChosenFormat, choose_kv_cache_formats, choose_weight_format
@@ -74,8 +82,14 @@ class Opened:
     cache_formats: tuple[KVCacheFormat, KVCacheFormat]
 
 
-def build_engine_core(config: EngineConfig) -> EngineCore:
+def build_engine_core(
+    config: EngineConfig, on_progress: Callable[[int, int], None] | None = None
+) -> EngineCore:
     """Loads a model and everything around it.
+
+    Args:
+        config: What to load and how.
+        on_progress: Called with (bytes read, bytes in all) while weights are read.
 
     Raises:
         ConfigError: An option cannot work.
@@ -84,9 +98,9 @@ def build_engine_core(config: EngineConfig) -> EngineCore:
         CapacityError: The KV cache does not fit.
     """
     path = resolve_model(config.model, config.revision)
-    with LoadProgress(path) as progress:
+    with LoadProgress(path, on_progress=on_progress) as progress:
         opened = choose_parts(config, path, progress.checkpoint)
-        tokenizer = load_tokenizer(config.tokenizer or path)
+        tokenizer = load_tokenizer(config.tokenizer or path, read_template(config.chat_template))
         before = held_bytes(opened.device)
         memory, plan = _plan(config, opened)
         model, kernels = _load_model(config, opened, memory, plan)
@@ -108,7 +122,7 @@ def build_engine_core(config: EngineConfig) -> EngineCore:
         seed=config.seed,
     )
     core.grammars = grammars
-    if not config.enforce_eager:
+    if not config.enforce_eager and isinstance(model, Decoder):
         core.compiler = decode_compiler(runner, model, opened.device)
     return core
 
@@ -116,7 +130,7 @@ def build_engine_core(config: EngineConfig) -> EngineCore:
 def choose_parts(config: EngineConfig, path: Path, checkpoint: Checkpoint) -> Opened:
     """Chooses formats, device and dtype for a checkpoint; reads headers only."""
     info = overridden(config, checkpoint.info())
-    model = load_model_config(path, info)
+    model = read_model(config, path, info)
     device = choose_device(config.device)
     registry = load_plugins(config.disable_plugin, config.strict_plugins)
     return Opened(
@@ -155,7 +169,7 @@ def _plan(config: EngineConfig, opened: Opened) -> tuple[MemoryPlan, CachePlan]:
 
 def _load_model(
     config: EngineConfig, opened: Opened, memory: MemoryPlan, plan: CachePlan
-) -> tuple[Decoder, dict[str, int]]:
+) -> tuple[Model, dict[str, int]]:
     """The model, and how many linears each kernel serves."""
     selector = KernelSelector(
         opened.registry.matmul_kernels(opened.device),
@@ -172,8 +186,19 @@ def _load_model(
         opened.device,
         embeddings_on_host=memory.embeddings_on_host,
     )
-    model = build_decoder(opened.model, source, _backend(opened, plan), plan.max_model_len)
+    model = _build(opened, source, plan)
     return model, dict(chooser.counts)
+
+
+def _build(opened: Opened, source: WeightSource, plan: CachePlan) -> Model:
+    """The model by whoever's code computes it."""
+    backend = _backend(opened, plan)
+    if opened.model.implementation == "ingle":
+        return build_decoder(opened.model, source, backend, plan.max_model_len)
+    from ingle.model.transformers_backend.model import build_transformers_model
+
+    where, raw = str(opened.info.path / "config.json"), dict(opened.info.hf_config)
+    return build_transformers_model(where, raw, opened.model, source, backend, plan.max_model_len)
 
 
 def _loaders(opened: Opened) -> list[WeightLoader]:
@@ -186,7 +211,7 @@ def _loaders(opened: Opened) -> list[WeightLoader]:
 
 
 def _runner(
-    opened: Opened, plan: CachePlan, model: Decoder, grammars: GrammarCompiler
+    opened: Opened, plan: CachePlan, model: Model, grammars: GrammarCompiler
 ) -> ModelRunner:
     caches = allocate_caches(opened.model, plan, opened.cache_formats, opened.dtype, opened.device)
     load_cache_scales(caches, opened.checkpoint)
@@ -245,7 +270,8 @@ def _info(
     k_format, v_format = opened.cache_formats
     cache = k_format.name if k_format is v_format else f"k={k_format.name},v={v_format.name}"
     path = opened.info.path
-    defaults = asdict(load_generation_defaults(path))
+    ignored = config.generation_config != "auto"
+    defaults = {} if ignored else asdict(load_generation_defaults(path))
     return EngineInfo(
         model=config.model,
         max_model_len=plan.max_model_len,
@@ -258,7 +284,10 @@ def _info(
         kv_cache_dtype=cache,
         plugin_report={
             **opened.registry.report.to_dict(),
-            "chosen": _choice(opened.chosen, kernels),
+            "chosen": {
+                **_choice(opened.chosen, kernels),
+                "implementation": opened.model.implementation,
+            },
         },
         generation_defaults={k: v for k, v in defaults.items() if v is not None},
         load_report=report.text(),

@@ -267,6 +267,8 @@ class EngineCore:
     def _finish_group(self, group: RequestGroup, output: RequestOutput) -> None:
         seconds = time.monotonic() - group.arrival_time
         self.metrics.request.observe(seconds)
+        num_tokens = tuple(len(sequence.output_token_ids) for sequence in group.sequences)
+        self.metrics.finish_request(output.times, len(group.prompt_token_ids), num_tokens)
         reasons = [str(sequence.finish_reason) for sequence in group.sequences]
         first = group.first_token_time
         logger.info(
@@ -303,6 +305,12 @@ class EngineCore:
             time_to_first_token_seconds=metrics.first_token.snapshot(),
             inter_token_seconds=metrics.inter_token.snapshot(),
             request_seconds=metrics.request.snapshot(),
+            queue_seconds=metrics.queue.snapshot(),
+            prefill_seconds=metrics.prefill.snapshot(),
+            decode_seconds=metrics.decode.snapshot(),
+            per_output_token_seconds=metrics.per_output_token.snapshot(),
+            prompt_lengths=metrics.prompt_length.snapshot(),
+            generation_lengths=metrics.generation_length.snapshot(),
         )
 
     # -- death ---------------------------------------------------------------------------------

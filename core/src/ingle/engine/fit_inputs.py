@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ingle.checkpoint.architectures import is_known
 from ingle.checkpoint.config_overrides import override_config
 from ingle.checkpoint.model_config import ModelConfig, load_model_config
 from ingle.checkpoint.safetensors import open_checkpoint
@@ -43,7 +44,7 @@ def ask(
 
     with open_checkpoint(path) as checkpoint:
         info = overridden(config, checkpoint.info())
-    model = load_model_config(path, info)
+    model = read_model(config, path, info)
     device = device_of(target)
     dtype = choose_dtype(config.dtype, model.dtype, device)
     chosen = choose_weight_format(registry, info, config.quantization)
@@ -62,6 +63,19 @@ def ask(
         target=target,
         num_sequences=num_sequences,
     )
+
+
+def read_model(config: EngineConfig, path: Path, info: CheckpointInfo) -> ModelConfig:
+    """The model's configuration, and whose code will compute it.
+
+    Raises:
+        CheckpointError: When nobody's can.
+    """
+    if config.model_impl == "ingle" or (config.model_impl == "auto" and is_known(info.hf_config)):
+        return load_model_config(path, info)
+    from ingle.model.transformers_backend.config import load_transformers_config
+
+    return load_transformers_config(path, info)
 
 
 def overridden(config: EngineConfig, info: CheckpointInfo) -> CheckpointInfo:

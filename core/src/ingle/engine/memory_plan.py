@@ -132,7 +132,7 @@ def plan_memory(
         workspace_bytes=rotary_bytes(config, model, itemsize) + (CUDA_WORKSPACE if on_card else 0),
         graphs_bytes=graphs,
         context_bytes=CUDA_CONTEXT if on_card else 0,
-        embeddings_on_host=on_card and config.embedding_device == "host",
+        embeddings_on_host=on_card and config.embedding_device == "host" and _is_own(model),
     )
 
 
@@ -207,10 +207,15 @@ def place_embeddings(
 ) -> MemoryPlan:
     """On a card: the plan with the embeddings in host memory, when nothing else makes one
     sequence fit (of the length asked for, or of 8,192 tokens) and nobody pinned them."""
-    if config.embedding_device != "auto" or plan.embeddings_on_host:
+    if config.embedding_device != "auto" or plan.embeddings_on_host or not _is_own(model):
         return plan
     asked = config.max_model_len
     wanted = min(model.max_position_embeddings, 8192) if isinstance(asked, str) else asked
     if plan.cache_bytes(wanted) <= cache_limit(config, plan, usable, "cuda"):
         return plan
     return plan.with_embeddings_on_host()
+
+
+def _is_own(model: ModelConfig) -> bool:
+    """Whether the own decoder computes it: transformers' code looks embeddings up on the card."""
+    return model.implementation == "ingle"

@@ -7,12 +7,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ingle.request import RequestTimes
+
 FIRST_TOKEN_BOUNDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0)
 """Upper bounds of the buckets for time to first token, in seconds."""
 INTER_TOKEN_BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 """Upper bounds of the buckets for time between tokens, in seconds."""
 REQUEST_BOUNDS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0, 600.0)
 """Upper bounds of the buckets for a request's whole time, in seconds."""
+
+LENGTH_BOUNDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
+"""Upper bounds of the buckets for lengths, in tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +81,12 @@ class EngineStats:
         time_to_first_token_seconds: One observation per request.
         inter_token_seconds: One observation per generated token but the first.
         request_seconds: One observation per finished request, from arrival to end.
+        queue_seconds: From arrival to the first step, per finished request with tokens.
+        prefill_seconds: From there to the first token, likewise.
+        decode_seconds: From the first token to the last, likewise.
+        per_output_token_seconds: The mean time between tokens of a request with two or more.
+        prompt_lengths: Tokens of the prompt, per finished request.
+        generation_lengths: Tokens generated over all its completions, likewise.
     """
 
     num_requests_running: int
@@ -95,6 +106,12 @@ class EngineStats:
     time_to_first_token_seconds: HistogramData
     inter_token_seconds: HistogramData
     request_seconds: HistogramData
+    queue_seconds: HistogramData
+    prefill_seconds: HistogramData
+    decode_seconds: HistogramData
+    per_output_token_seconds: HistogramData
+    prompt_lengths: HistogramData
+    generation_lengths: HistogramData
 
 
 @dataclass(slots=True)
@@ -108,6 +125,8 @@ class EngineMetrics:
         first_token: Seconds from arrival to first token, per request.
         inter_token: Seconds between two tokens of a sequence.
         request: Seconds from arrival to end, per request.
+        queue, prefill, decode, per_output_token, prompt_length, generation_length: As in
+            ``EngineStats``.
     """
 
     prompt_tokens: int = 0
@@ -116,3 +135,24 @@ class EngineMetrics:
     first_token: Histogram = field(default_factory=lambda: Histogram(FIRST_TOKEN_BOUNDS))
     inter_token: Histogram = field(default_factory=lambda: Histogram(INTER_TOKEN_BOUNDS))
     request: Histogram = field(default_factory=lambda: Histogram(REQUEST_BOUNDS))
+    queue: Histogram = field(default_factory=lambda: Histogram(FIRST_TOKEN_BOUNDS))
+    prefill: Histogram = field(default_factory=lambda: Histogram(FIRST_TOKEN_BOUNDS))
+    decode: Histogram = field(default_factory=lambda: Histogram(REQUEST_BOUNDS))
+    per_output_token: Histogram = field(default_factory=lambda: Histogram(INTER_TOKEN_BOUNDS))
+    prompt_length: Histogram = field(default_factory=lambda: Histogram(LENGTH_BOUNDS))
+    generation_length: Histogram = field(default_factory=lambda: Histogram(LENGTH_BOUNDS))
+
+    def finish_request(
+        self, times: RequestTimes | None, num_prompt_tokens: int, num_tokens: tuple[int, ...]
+    ) -> None:
+        """Counts one finished request; ``num_tokens`` has one entry per completion."""
+        self.prompt_length.observe(num_prompt_tokens)
+        self.generation_length.observe(sum(num_tokens))
+        if times is None:
+            return
+        self.queue.observe(times.queue_seconds)
+        self.prefill.observe(times.prefill_seconds)
+        self.decode.observe(times.decode_seconds)
+        longest = max(num_tokens)
+        if longest > 1:
+            self.per_output_token.observe(times.decode_seconds / (longest - 1))

@@ -14,13 +14,17 @@ from ingle.attention.metadata import ForwardBatch, SequenceSpan, consecutive_sta
 from ingle.engine.step import ModelRunnerOutput, SampledToken, ScheduledRequest, SchedulerOutput
 from ingle.model.decoder import Model
 from ingle.request import TokenLogprob
-from ingle.sampling.sampler import DrawnToken, Sampler, SamplingRow, prompt_logprobs
+from ingle.sampling.sampler import (
+    CPU_OUT_OF_MEMORY,
+    DrawnToken,
+    Sampler,
+    SamplingRow,
+    prompt_logprobs,
+)
 from ingle.sampling.stages import History
 
 JUDGED_ROWS = 16
 """Prompt positions whose logits exist at once: a whole chunk's would not fit beside the model."""
-CPU_OUT_OF_MEMORY = "DefaultCPUAllocator"
-"""torch raises a bare RuntimeError when the CPU allocator fails; the message names it."""
 
 
 class ModelRunner:

@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ingle.engine.sequence import Sequence
-from ingle.request import CompletionOutput, RequestOutput, SamplingParams, TokenLogprob
+from ingle.request import (
+    CompletionOutput,
+    RequestOutput,
+    RequestTimes,
+    SamplingParams,
+    TokenLogprob,
+)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -52,6 +58,18 @@ class RequestGroup:
             finished=self.num_unfinished == 0,
             num_cached_tokens=self.sequences[0].num_cached_tokens,
             prompt_logprobs=self._prompt_logprobs(),
+            times=self._times() if self.num_unfinished == 0 else None,
+        )
+
+    def _times(self) -> RequestTimes | None:
+        """Where the time went, once it has tokens."""
+        first, begun = self.first_token_time, self.sequences[0].admitted_time
+        if first is None or begun is None:
+            return None
+        return RequestTimes(
+            queue_seconds=begun - self.arrival_time,
+            prefill_seconds=first - begun,
+            decode_seconds=max(self.last_token_times.values(), default=first) - first,
         )
 
     def _prompt_logprobs(self) -> list[TokenLogprob | None] | None:

@@ -6,6 +6,7 @@ under a budget of tokens. No torch here.
 
 from __future__ import annotations
 
+import time
 from bisect import insort
 from collections import deque
 from collections.abc import Collection
@@ -243,6 +244,7 @@ class Scheduler:
         insort(self.running, sequence, key=lambda running: running.order)
         if not sequence.admitted:
             sequence.admitted = True
+            sequence.admitted_time = time.monotonic()
             sequence.num_cached_tokens = sequence.num_computed_tokens
             self.prefix_cache_queries += sequence.num_tokens
             self.prefix_cache_hits += sequence.num_computed_tokens

@@ -42,6 +42,7 @@ class Sequence:
         prompt_computed: Whether the prompt was computed once; stays when preempted.
         prompt_logprobs: Of the prompt's tokens from position 1 on, as far as computed.
         admitted: Whether it ever held blocks.
+        admitted_time: When it first did, in seconds of the monotonic clock.
         drafter: Guesses its next tokens, when the engine speculates.
     """
 
@@ -64,6 +65,7 @@ class Sequence:
     prompt_computed: bool = False
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     admitted: bool = False
+    admitted_time: float | None = None
     drafter: Drafter | None = None
     status: SequenceStatus = SequenceStatus.WAITING
     finish_reason: FinishReason | None = None

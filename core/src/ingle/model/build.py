@@ -52,13 +52,13 @@ def build_decoder(
     for index in range(config.num_layers):
         windowed = config.layer_types[index] == "sliding_attention"
         attention = backend(config.sliding_window if windowed else None)
-        layers.append(_layer(config, source, attention, index))
+        layers.append(build_layer(config, source, attention, index))
     return Decoder(
         embedding=embedding,
         layers=tuple(layers),
-        norm=_norm(config, source, "model.norm", config.hidden_size),
+        norm=build_norm(config, source, "model.norm", config.hidden_size),
         lm_head=_head(config, source),
-        rotaries=_rotaries(config, source, max_model_len),
+        rotaries=build_rotaries(config, source, max_model_len),
         # In the activation dtype, as the models that have a root here were trained.
         embedding_multiplier=float(torch.tensor(scales.embedding_multiplier, dtype=source.dtype)),
         logits_divisor=scales.logits_divisor,
@@ -75,9 +75,10 @@ def _distinct_ropes(config: ModelConfig) -> list[RopeConfig | None]:
     return distinct
 
 
-def _rotaries(
+def build_rotaries(
     config: ModelConfig, source: WeightSource, max_model_len: int
 ) -> tuple[RotaryTable | None, ...]:
+    """The rotary tables that layers share, each once, for ``max_model_len`` positions."""
     device = torch.device(source.device.torch_device)
     tables: list[RotaryTable | None] = []
     for rope in _distinct_ropes(config):
@@ -104,7 +105,12 @@ def _head(config: ModelConfig, source: WeightSource) -> Linear:
     return source.tied_head("model.embed_tokens", config.vocab_size, config.hidden_size)
 
 
-def _norm(config: ModelConfig, source: WeightSource, name: str, size: int) -> RMSNorm:
+def build_norm(config: ModelConfig, source: WeightSource, name: str, size: int) -> RMSNorm:
+    """The norm ``name`` over ``size`` elements.
+
+    Raises:
+        CheckpointError: When its tensor is missing or has another shape.
+    """
     return _as_norm(config, source.tensor(f"{name}.weight", (size,)))
 
 
@@ -120,13 +126,18 @@ def _qk_norm(
     if not config.qk_norm:
         return None
     if config.qk_norm_whole:
-        return ProjectionNorm(_norm(config, source, name, num_heads * config.head_dim))
+        return ProjectionNorm(build_norm(config, source, name, num_heads * config.head_dim))
     return _as_norm(config, source.head_norm(f"{name}.weight", num_heads, config.head_dim))
 
 
-def _layer(
+def build_layer(
     config: ModelConfig, source: WeightSource, backend: AttentionBackend, index: int
 ) -> DecoderLayer | EdgedLayer:
+    """One layer.
+
+    Raises:
+        CheckpointError: When a tensor is missing or has another shape.
+    """
     prefix = f"model.layers.{index}"
     rotary = _distinct_ropes(config).index(config.ropes[index])
     attention = _attention(config, source, backend, f"{prefix}.self_attn")
@@ -158,8 +169,8 @@ def _edges(config: ModelConfig, source: WeightSource, prefix: str) -> tuple[Edge
     def edge(before: str | None, after: str | None) -> Edge:
         size = config.hidden_size
         return Edge(
-            input_norm=_norm(config, source, f"{prefix}.{before}", size) if before else None,
-            output_norm=_norm(config, source, f"{prefix}.{after}", size) if after else None,
+            input_norm=build_norm(config, source, f"{prefix}.{before}", size) if before else None,
+            output_norm=build_norm(config, source, f"{prefix}.{after}", size) if after else None,
             multiplier=config.scales.residual_multiplier,
         )
 

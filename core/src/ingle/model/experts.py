@@ -5,6 +5,7 @@ Shape letters: T tokens, E hidden size, X experts, C experts a token visits.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -46,11 +47,7 @@ class ExpertMLP:
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """``x`` [T, E] (normed) to [T, E], plus ``residual`` [T, E] when it is given."""
         weights, chosen = self.route(x)
-        out = (
-            self._one_token(x, weights, chosen)
-            if len(x) == 1
-            else self._by_expert(x, weights, chosen)
-        )
+        out = run_experts(self.experts, x, weights, chosen)
         if self.shared is not None:
             out = out + self.shared(x)
         return out if residual is None else out + residual
@@ -63,26 +60,37 @@ class ExpertMLP:
             weights = weights / weights.sum(-1, keepdim=True)
         return weights.to(x.dtype), chosen
 
-    def _one_token(
-        self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor
-    ) -> torch.Tensor:
-        outputs = [self.experts[index](x) for index in chosen[0].tolist()]
-        return weights @ torch.cat(outputs)
 
-    def _by_expert(
-        self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor
-    ) -> torch.Tensor:
-        """Visits sorted by expert, so that each expert runs once over all of its tokens."""
-        order = chosen.flatten().argsort(stable=True)
-        counts = chosen.flatten().bincount(minlength=len(self.experts)).tolist()
-        rows = order // self.num_chosen
-        outputs = [
-            expert(part)
-            for expert, part in zip(self.experts, torch.split(x[rows], counts), strict=True)
-            if len(part)
-        ]
-        joined = torch.cat(outputs)
-        # Back in the tokens' order before summing: the sum does not depend on the batch.
-        placed = torch.empty_like(joined).index_copy_(0, order, joined)
-        visits = placed.view(len(x), self.num_chosen, -1)
-        return torch.bmm(weights.unsqueeze(1), visits).squeeze(1)
+Block = Callable[[torch.Tensor], torch.Tensor]
+"""A feed-forward block, [T, E] to [T, E]."""
+
+
+def run_experts(
+    experts: Sequence[Block], x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor
+) -> torch.Tensor:
+    """Every token's experts ``chosen`` int64 [T, C], summed by their ``weights`` [T, C], in ``x``'s
+    dtype: [T, E]."""
+    if len(x) == 1:
+        outputs = [experts[index](x) for index in chosen[0].tolist()]
+        return weights @ torch.cat(outputs)
+    return _by_expert(experts, x, weights, chosen)
+
+
+def _by_expert(
+    experts: Sequence[Block], x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor
+) -> torch.Tensor:
+    """Visits sorted by expert, so that each expert runs once over all of its tokens."""
+    num_chosen = chosen.shape[1]
+    order = chosen.flatten().argsort(stable=True)
+    counts = chosen.flatten().bincount(minlength=len(experts)).tolist()
+    rows = order // num_chosen
+    outputs = [
+        expert(part)
+        for expert, part in zip(experts, torch.split(x[rows], counts), strict=True)
+        if len(part)
+    ]
+    joined = torch.cat(outputs)
+    # Back in the tokens' order before summing: the sum does not depend on the batch.
+    placed = torch.empty_like(joined).index_copy_(0, order, joined)
+    visits = placed.view(len(x), num_chosen, -1)
+    return torch.bmm(weights.unsqueeze(1), visits).squeeze(1)

@@ -64,7 +64,15 @@ class WeightSource:
         Raises:
             CheckpointError: When it is missing or its shape is not ``shape``.
         """
-        return self._tensor(name, shape, self.device.torch_device)
+        return self._tensor(name, shape, self.device.torch_device, self.dtype)
+
+    def tensor_as(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """As ``tensor``, in ``dtype``.
+
+        Raises:
+            CheckpointError: As ``tensor``.
+        """
+        return self._tensor(name, shape, self.device.torch_device, dtype)
 
     def embedding(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """Lookup table ``name`` in the activation dtype, where embeddings live.
@@ -72,16 +80,18 @@ class WeightSource:
         Raises:
             CheckpointError: When it is missing or its shape is not ``shape``.
         """
-        return self._tensor(name, shape, self._embeddings_device)
+        return self._tensor(name, shape, self._embeddings_device, self.dtype)
 
-    def _tensor(self, name: str, shape: tuple[int, ...], device: str) -> torch.Tensor:
+    def _tensor(
+        self, name: str, shape: tuple[int, ...], device: str, dtype: torch.dtype
+    ) -> torch.Tensor:
         found = self.reader.get(name)
         if tuple(found.shape) != shape:
             raise CheckpointError(
                 f"tensor {name!r} has shape {tuple(found.shape)}, but config.json makes it "
                 f"{shape}. The file does not belong to this config, or is damaged."
             )
-        moved = found.to(device=device, dtype=self.dtype)
+        moved = found.to(device=device, dtype=dtype)
         # Small tensors are copied out of the mapping, so that the file can be evicted.
         return moved.clone() if moved.data_ptr() == found.data_ptr() else moved
 

@@ -25,6 +25,7 @@ from ingle.plugin.linear import (
     WeightFormat,
     WeightLoader,
 )
+from ingle.plugin.quantizer import InputSource, LinearSite, Quantizer, QuantizerBlock
 
 if TYPE_CHECKING:
     from ingle.plugin.affine import AffineWeight
@@ -40,15 +41,19 @@ __all__ = [
     "DeviceInfo",
     "Epilogue",
     "IngleError",
+    "InputSource",
     "KVCacheFormat",
     "KVCacheGeometry",
     "KVStore",
     "KernelUse",
+    "LinearSite",
     "LinearSpec",
     "LinearWeight",
     "MatmulKernel",
     "PagedSide",
     "PluginError",
+    "Quantizer",
+    "QuantizerBlock",
     "RowProduct",
     "Shard",
     "Support",

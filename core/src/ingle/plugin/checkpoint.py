@@ -65,7 +65,7 @@ class Support:
         return self.ok
 
 
-EMBEDDING_NAME: Final = re.compile(r"(^|[._])(wte|wpe|embed\w*|\w*embeddings?)$")
+EMBEDDING_NAME: Final = re.compile(r"(^|[._])(?!embed_out$)(wte|wpe|embed\w*|\w*embeddings?)$")
 """Module names of lookup tables: 2-D tensors named ``weight`` that are not linears."""
 
 

@@ -11,12 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
+from ingle.errors import ConfigError
 from ingle.plugin.checkpoint import CheckpointInfo, Detection, Support, TensorReader
 
 if TYPE_CHECKING:
     import torch
 
     from ingle.plugin.device import DeviceInfo
+    from ingle.plugin.quantizer import Quantizer
 
 
 COUNTER_BYTES = 1 << 16
@@ -225,6 +227,9 @@ class WeightFormat(ABC):
         max_relative_error: Largest error a kernel of this format may show against
             ``x @ dequantize().T``, by dtype name (``"bfloat16"``), as relative Frobenius norm.
             The conformance kit caps it at twice torch's own error in that dtype.
+        quantizer_options: A frozen dataclass of options for making quants of this format, or None:
+            it only reads them. Each field is a flag of ``ingle quantize``, documented under
+            ``Attributes:``; it raises ``ConfigError`` where values cannot work.
     """
 
     name: ClassVar[str]
@@ -234,6 +239,7 @@ class WeightFormat(ABC):
         "float16": 2e-3,
         "bfloat16": 5e-3,
     }
+    quantizer_options: ClassVar[type[Any] | None] = None
 
     @abstractmethod
     def detect(self, info: CheckpointInfo) -> Detection | None:
@@ -243,6 +249,11 @@ class WeightFormat(ABC):
     def open(self, info: CheckpointInfo) -> WeightLoader:
         """A loader for this checkpoint. Checks bits, groups and versions once, before gigabytes
         are read; raises ``CheckpointError`` when the checkpoint cannot be read."""
+
+    def make_quantizer(self, options: Any, source: CheckpointInfo) -> Quantizer:
+        """Makes a quant of the dense checkpoint ``source``; ``options`` is a
+        ``quantizer_options``. Raises ``ConfigError`` when they do not fit the model."""
+        raise ConfigError(f"{self.name} quants can be read, but not made.")
 
 
 class MatmulKernel(ABC):

@@ -29,6 +29,7 @@ BUILTIN_MODULES: Final = (
     "ingle.builtin.affine_cpu",
     "ingle.builtin.affine_cuda",
     "ingle.builtin.kv_native",
+    "ingle.builtin.kv_int",
 )
 """Plugins inside core, by module name: nothing else in core names them."""
 

@@ -87,9 +87,14 @@ class GrammarCompiler:
     def _tokens(self) -> LLTokenizer:
         with self._lock:
             if self._vocabulary is None:
-                self._vocabulary = LLTokenizer(
-                    self._tokenizer_json(), n_vocab=self._vocab_size, eos_token=self._eos_token_ids
-                )
+                try:
+                    self._vocabulary = LLTokenizer(
+                        self._tokenizer_json(),
+                        n_vocab=self._vocab_size,
+                        eos_token=self._eos_token_ids,
+                    )
+                except ValueError as error:  # more tokens than the model has rows, say
+                    raise _refuse(f"the model's tokenizer does not serve: {error}") from None
             return self._vocabulary
 
 

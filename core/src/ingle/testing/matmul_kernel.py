@@ -16,7 +16,7 @@ from ingle.plugin.linear import COUNTER_BYTES
 from ingle.testing.plugin_module import PluginConformance
 from ingle.testing.tolerance import capped_bound, normal, relative_error
 
-ROWS = (0, 1, 2, 15, 16, 17, 64, 257)
+ROWS = (0, 1, 2, 7, 15, 16, 17, 64, 257)
 """None, one, and both sides of the borders where kernels change their tiles."""
 FEW_ROWS = (1, 17)
 MAX_ROWS = 512

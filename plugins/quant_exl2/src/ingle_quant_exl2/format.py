@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ingle.plugin import CheckpointError, CheckpointInfo, Detection, WeightFormat
+from ingle_quant_exl2.making.settings import Exl2Options
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ingle.plugin import WeightLoader
+    from ingle.plugin import Quantizer, WeightLoader
 
 METHOD = "exl2"
 
@@ -24,6 +25,7 @@ class Exl2Format(WeightFormat):
         "float16": 1e-3,
         "bfloat16": 4e-3,
     }
+    quantizer_options: ClassVar[type[Any] | None] = Exl2Options
 
     def detect(self, info: CheckpointInfo) -> Detection | None:
         """Claims checkpoints with linears stored as ``.q_weight`` beside ``.q_groups``.
@@ -57,6 +59,16 @@ class Exl2Format(WeightFormat):
                 "--quantization."
             )
         return Exl2Loader(headers)
+
+    def make_quantizer(self, options: Any, source: CheckpointInfo) -> Quantizer:
+        """Makes an EXL2 quant of a dense model.
+
+        Raises:
+            ConfigError: When ``options`` name a measurement that cannot be used.
+        """
+        from ingle_quant_exl2.making.quantizer import Exl2Quantizer
+
+        return Exl2Quantizer(options)
 
 
 def _is_linear(name: str, info: CheckpointInfo) -> bool:

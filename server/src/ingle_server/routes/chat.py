@@ -39,11 +39,14 @@ async def create_chat_completion(
         created=int(time.time()),
         new_reader=call.new_reader,
     )
-    usage = UsageCounter(flight.num_prompt_tokens)
+    timed = bool(body.timings or body.timings_per_token)
+    usage = UsageCounter(flight.num_prompt_tokens, timed=timed)
     if body.stream:
         return await stream_response(service, flight, ChatFrames(shape, usage))
     try:
         collected = await unless_client_leaves(request, collect(flight, usage))
     finally:
         service.land(flight)
-    return json_response(whole_chat(shape, collected, usage.usage()))
+    answer = whole_chat(shape, collected, usage.usage())
+    answer.timings = usage.timings()
+    return json_response(answer)

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from ingle_server.schemas.sampling import PromptLogprobs, SamplingFields
+from ingle_server.schemas.timings import Timings
 from ingle_server.schemas.usage import Usage
 
 
@@ -59,3 +60,4 @@ class Completion(msgspec.Struct, kw_only=True):
     model: str
     choices: list[CompletionChoice]
     usage: Usage | UnsetType | None = UNSET
+    timings: Timings | UnsetType = UNSET

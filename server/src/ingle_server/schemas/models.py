@@ -16,7 +16,8 @@ class ModelCard(msgspec.Struct, kw_only=True):
     owned_by: str = "ingle"
     root: str
     parent: None = None
-    max_model_len: int
+    max_model_len: int | None
+    loaded: bool = True
 
 
 class ModelList(msgspec.Struct, kw_only=True):

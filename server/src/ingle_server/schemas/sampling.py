@@ -109,6 +109,10 @@ class SamplingFields(msgspec.Struct, kw_only=True):
 
     prompt_logprobs: int | None = None
 
+    # Ask for `timings` in the answer, in a stream in its last chunks.
+    timings: bool | None = None
+    timings_per_token: bool | None = None
+
     # Not supported yet.
     use_beam_search: bool | None = None
     prompt_embeds: Any = None

@@ -1,0 +1,201 @@
+"""Integer caches: codes with a scale of their own for every token and head, so that nothing needs
+to be calibrated.
+
+    int8   x ~ code * scale, code from -127 to 127, one scale per token and head
+    int4   x ~ (code - 8) * scale, code from 0 to 15, one scale per 32 values of a token and head
+
+An int4 scale is the value of largest magnitude divided by -8, sign and all, so that this value has
+a code of its own. Scales have the activation dtype: 16 bits in a 16-bit model. A row that holds
+infinity or NaN reads back as NaN: what went wrong stays visible.
+
+Letters: T tokens, H key/value heads, D head size, B blocks, S tokens in a block, G scales of a
+token and head, C bytes of its codes.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+
+from ingle.builtin.kv_native import last_occurrence
+from ingle.builtin.reused_buffer import ReusedBuffer
+from ingle.plugin import DeviceInfo, KVCacheFormat, KVCacheGeometry, KVStore, PluginError
+
+INT4_GROUP = 32
+"""Values that share an int4 scale; fewer where the head size is no multiple of it."""
+LARGEST_INT8 = 127
+
+
+class IntStore(KVStore):
+    """One side of one layer. The head is outermost, as in the native cache on a CPU.
+
+    Attributes:
+        codes: int8 or uint8 [H, B, S, C].
+        scales: [H, B, S, G] in the activation dtype.
+    """
+
+    def __init__(
+        self,
+        geometry: KVCacheGeometry,
+        num_blocks: int,
+        device: DeviceInfo,
+        row: tuple[torch.dtype, int, int],
+    ) -> None:
+        self.geometry = geometry
+        self.num_blocks = num_blocks
+        dtype, num_codes, num_scales = row
+        slots = (geometry.num_kv_heads, num_blocks, geometry.block_size)
+        place = device.torch_device
+        # Zeroed, so that every page is touched now and memory use does not grow later.
+        self.codes = torch.zeros((*slots, num_codes), dtype=dtype, device=place)
+        self.scales = torch.zeros((*slots, num_scales), dtype=geometry.dtype, device=place)
+
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        """``codes`` [B, H, S, C] and ``scales`` [B, H, S, G], views."""
+        return {"codes": self.codes.transpose(0, 1), "scales": self.scales.transpose(0, 1)}
+
+
+class IntKVCache(KVCacheFormat):
+    """What both widths have in common: where codes and scales lie."""
+
+    def __init__(self) -> None:
+        self._buffers = {"k": ReusedBuffer(), "v": ReusedBuffer()}
+
+    @abstractmethod
+    def row(self, geometry: KVCacheGeometry) -> tuple[torch.dtype, int, int]:
+        """Of one token and head: dtype of the codes, C, G."""
+
+    @abstractmethod
+    def encode(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """``x [T, H, D]`` as codes [T, H, C] and scales [T, H, G] in its dtype."""
+
+    @abstractmethod
+    def decode(self, codes: torch.Tensor, scales: torch.Tensor, out: torch.Tensor) -> None:
+        """Codes [H, L, C] and scales [H, L, G] into ``out`` [H, L, D], of the scales' dtype."""
+
+    def bytes_per_block(self, geometry: KVCacheGeometry) -> int:
+        """Codes and scales of H * S rows."""
+        dtype, num_codes, num_scales = self.row(geometry)
+        row_bytes = num_codes * dtype.itemsize + num_scales * geometry.dtype.itemsize
+        return geometry.num_kv_heads * geometry.block_size * row_bytes
+
+    def allocate(self, geometry: KVCacheGeometry, num_blocks: int, device: DeviceInfo) -> IntStore:
+        """Blocks of zeros."""
+        return IntStore(geometry, num_blocks, device, self.row(geometry))
+
+    def write(self, store: KVStore, x: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+        """Encodes ``x [T, H, D]`` into the slots; of one slot's writes the last one counts."""
+        ints = _as_int(store)
+        if slot_mapping.numel() > 1:
+            x = x.index_select(0, last_occurrence(slot_mapping))
+        codes, scales = self.encode(x.to(ints.geometry.dtype))
+        ints.codes.flatten(1, 2).index_copy_(1, slot_mapping, codes.transpose(0, 1))
+        ints.scales.flatten(1, 2).index_copy_(1, slot_mapping, scales.transpose(0, 1))
+
+    def gather(self, store: KVStore, block_table: torch.Tensor, seq_len: int) -> torch.Tensor:
+        """The first ``seq_len`` tokens: [H, seq_len, D] in the geometry's dtype."""
+        ints = _as_int(store)
+        geometry = ints.geometry
+        table = block_table[: -(-seq_len // geometry.block_size)]
+        codes = _tokens(ints.codes, table)[:, :seq_len]
+        scales = _tokens(ints.scales, table)[:, :seq_len]
+        shape = (geometry.num_kv_heads, seq_len, geometry.head_dim)
+        out = self._buffers[geometry.side].take(shape, geometry.dtype, codes.device)
+        self.decode(codes, scales, out)
+        return out
+
+
+class Int8KVCache(IntKVCache):
+    """8 bits and 16 more per token and head: 8.25 bits per value with a head size of 64."""
+
+    name: ClassVar[str] = "int8"
+    aliases: ClassVar[tuple[str, ...]] = ("q8", "int8_per_token_head")
+    max_relative_error: ClassVar[Mapping[str, float]] = {
+        "float32": 0.012,
+        "float16": 0.012,
+        "bfloat16": 0.012,
+    }
+
+    def row(self, geometry: KVCacheGeometry) -> tuple[torch.dtype, int, int]:
+        """A byte per value, and one scale."""
+        return torch.int8, geometry.head_dim, 1
+
+    def encode(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rounded to nearest even in units of the stored scale."""
+        wide = x.float()
+        scales = (wide.abs().amax(-1, keepdim=True) / LARGEST_INT8).to(x.dtype)
+        codes = _divided(wide, scales.float()).round_().clamp_(-LARGEST_INT8, LARGEST_INT8)
+        return codes.to(torch.int8), scales
+
+    def decode(self, codes: torch.Tensor, scales: torch.Tensor, out: torch.Tensor) -> None:
+        """A code is exact in every activation dtype, so each value is rounded once."""
+        out.copy_(codes).mul_(scales)
+
+
+class Int4KVCache(IntKVCache):
+    """4 bits and 16 more per 32 values: 4.5 bits per value.
+
+    A byte holds value j of the row in its low half and value D/2 + j in its high half.
+    """
+
+    name: ClassVar[str] = "int4"
+    aliases: ClassVar[tuple[str, ...]] = ("q4",)
+    max_relative_error: ClassVar[Mapping[str, float]] = {
+        "float32": 0.1,
+        "float16": 0.1,
+        "bfloat16": 0.1,
+    }
+
+    def row(self, geometry: KVCacheGeometry) -> tuple[torch.dtype, int, int]:
+        """Half a byte per value, and a scale per group.
+
+        Raises:
+            PluginError: When the head size is odd.
+        """
+        dim = geometry.head_dim
+        if dim % 2:
+            raise PluginError(f"an int4 cache needs an even head size, this model's is {dim}.")
+        return torch.uint8, dim // 2, dim // math.gcd(dim, INT4_GROUP)
+
+    def encode(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rounded to nearest even in units of the stored scale."""
+        dim = x.shape[-1]
+        size = math.gcd(dim, INT4_GROUP)
+        groups = x.float().reshape(*x.shape[:-1], dim // size, size)
+        low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
+        scales = (torch.where(-low > high, low, high) / -8).to(x.dtype)
+        codes = _divided(groups, scales.float()).round_().add_(8).clamp_(0, 15)
+        first, second = codes.to(torch.uint8).flatten(-2).chunk(2, -1)
+        return first | (second << 4), scales.squeeze(-1)
+
+    def decode(self, codes: torch.Tensor, scales: torch.Tensor, out: torch.Tensor) -> None:
+        """Each half of the bytes is a run of half a row."""
+        half = codes.shape[-1]
+        out[..., :half].copy_(codes & 15)
+        out[..., half:].copy_(codes >> 4)
+        groups = out.view(*scales.shape, out.shape[-1] // scales.shape[-1])
+        groups.sub_(8).mul_(scales.unsqueeze(-1))
+
+
+def _divided(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """``x / scales``, and zeros where the scale is zero or nothing can be divided."""
+    return torch.where(scales == 0, 0.0, x / scales).nan_to_num_(0.0)
+
+
+def _tokens(stored: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """Blocks ``table`` of [H, B, S, C] as [H, B' * S, C], in place when they are consecutive."""
+    if stored.is_cpu and table.numel():
+        first = int(table[0])
+        if int(table[-1]) - first == len(table) - 1 and bool((table.diff() == 1).all()):
+            return stored.narrow(1, first, len(table)).flatten(1, 2)
+    return stored.index_select(1, table).flatten(1, 2)
+
+
+def _as_int(store: KVStore) -> IntStore:
+    if not isinstance(store, IntStore):
+        raise PluginError(f"an integer cache format was given a {type(store).__name__}.")
+    return store

@@ -1,0 +1,1 @@
+"""Kobold's API on top of completions."""

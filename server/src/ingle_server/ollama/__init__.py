@@ -1,0 +1,1 @@
+"""Ollama's API on top of chats and completions."""
