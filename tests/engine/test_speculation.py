@@ -137,7 +137,7 @@ def test_drawn_tokens_are_distributed_as_without_guesses(tiny: LLM) -> None:
         if drafter is not None:
             tiny._core.scheduler.speculation = Speculation(drafter=drafter, num_tokens=2)
         many = [
-            SamplingParams(temperature=0.05, top_k=6, max_tokens=3, ignore_eos=True, seed=seed)
+            SamplingParams(temperature=0.02, top_k=6, max_tokens=3, ignore_eos=True, seed=seed)
             for seed in range(first_seed, first_seed + 500)
         ]
         outputs = tiny.generate([REPEATING] * len(many), many, use_tqdm=False)
