@@ -45,6 +45,7 @@ from ingle_server.routes.ollama import (
     ollama_tags,
     ollama_version,
 )
+from ingle_server.routes.page import page, page_file
 from ingle_server.routes.plugins import plugins
 from ingle_server.routes.responses import (
     cancel_response,
@@ -91,6 +92,8 @@ ROUTES = [
     ollama_show,
     ollama_tags,
     ollama_version,
+    page,
+    page_file,
     plugins,
     retrieve_model,
     retrieve_response,

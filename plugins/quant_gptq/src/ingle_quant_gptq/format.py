@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from ingle.plugin import CheckpointInfo
 from ingle.plugin.affine_config import AffineConfig
-from ingle.plugin.affine_loader import AffineFormat, StoredLinear
+from ingle.plugin.affine_loader import AffineFormat, AffineLoader, StoredLinear
 from ingle_quant_gptq.layouts import find_linears
 from ingle_quant_gptq.loader import GptqLoader
 
@@ -24,6 +24,7 @@ class GptqFormat(AffineFormat):
         "auto_round",
         "intel/auto-round",
     )
+    loader_class: ClassVar[type[AffineLoader]] = GptqLoader
     own_methods: ClassVar[re.Pattern[str]] = re.compile("gptq|auto.?round")
     possible_methods: ClassVar[re.Pattern[str]] = re.compile("awq|gptq|auto.?round|^marlin$")
     wanted_shapes: ClassVar[str] = (
@@ -36,9 +37,3 @@ class GptqFormat(AffineFormat):
     ) -> Mapping[str, StoredLinear]:
         """Every module stored in a GPTQ layout."""
         return find_linears(info, config)
-
-    def make_loader(
-        self, info: CheckpointInfo, config: AffineConfig, linears: Mapping[str, StoredLinear]
-    ) -> GptqLoader:
-        """A loader that reads zeros as the config's writer meant them."""
-        return GptqLoader(info, config, linears)
