@@ -18,6 +18,7 @@ from ingle_server.gate import Gate
 from ingle_server.routes.anthropic import count_message_tokens, create_message
 from ingle_server.routes.chat import create_chat_completion
 from ingle_server.routes.completions import create_completion
+from ingle_server.routes.embeddings import create_embeddings
 from ingle_server.routes.health import health, load, version
 from ingle_server.routes.kobold import (
     kobold_abort,
@@ -63,6 +64,7 @@ ROUTES = [
     count_message_tokens,
     create_chat_completion,
     create_completion,
+    create_embeddings,
     create_message,
     create_response,
     delete_response,

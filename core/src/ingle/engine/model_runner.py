@@ -79,7 +79,24 @@ class ModelRunner:
             rows = [row for item in sampling for row in _rows(item)]
             output = _output(sampling, self.sampler(logits, rows))
         self._judge_prompts(plan.scheduled, hidden, output)
+        self._pool_prompts(plan.scheduled, hidden, output)
         return output
+
+    def _pool_prompts(
+        self, scheduled: Sequence[ScheduledRequest], hidden: torch.Tensor, output: ModelRunnerOutput
+    ) -> None:
+        """Adds sums of the hidden states that requests want pooled."""
+        start = 0
+        for item in scheduled:
+            if item.pooling:
+                first = start + item.pooling.start - item.num_computed_tokens
+                rows = self.model.normed(hidden[first : first + len(item.pooling)])
+                total = rows.double().sum(0)
+                if bool(torch.isfinite(total).all()):
+                    output.pooled[item.request_id] = total.tolist()
+                else:
+                    output.errors[item.request_id] = "the model's hidden states are not finite"
+            start += len(item.token_ids)
 
     def _judge_prompts(
         self, scheduled: Sequence[ScheduledRequest], hidden: torch.Tensor, output: ModelRunnerOutput

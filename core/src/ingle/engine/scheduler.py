@@ -88,7 +88,7 @@ class Scheduler:
         self.waiting.append(sequence)
         if self.speculation is not None:
             sequence.drafter = self.speculation.drafter()
-        if sequence.max_tokens == 0 and not sequence.judges_prompt:
+        if sequence.max_tokens == 0 and not (sequence.judges_prompt or sequence.pools_prompt):
             self.finish(sequence, "length")
             self._ended.append(Progress(sequence))
 
@@ -267,6 +267,7 @@ class Scheduler:
                 progress.append(Progress(sequence))
                 continue
             sequence.prompt_logprobs += outcome.prompt_logprobs.get(share.request_id, ())
+            _add_pooled(sequence, share, outcome)
             self._advance(sequence, len(share.token_ids) - share.num_draft_tokens)
             if share.samples and sampled is not None:
                 self._append(sequence, sampled.token_id)
@@ -354,5 +355,16 @@ def _share(sequence: Sequence, limit: int, drafts: SequenceOf[int] = ()) -> Sche
         output_token_ids=sequence.output_token_ids,
         samples=start + len(tokens) == sequence.num_tokens and sequence.max_tokens > 0,
         num_prompt_logprobs=len(sequence.prompt_logprobs) if sequence.judges_prompt else None,
+        num_pooled=sequence.num_pooled if sequence.pools_prompt else None,
         num_draft_tokens=len(drafts),
     )
+
+
+def _add_pooled(sequence: Sequence, share: ScheduledRequest, outcome: ModelRunnerOutput) -> None:
+    """Adds a step's share of what is pooled."""
+    more = outcome.pooled.get(share.request_id)
+    if more is None:
+        return
+    known = sequence.pooled or [0.0] * len(more)
+    sequence.pooled = [a + b for a, b in zip(known, more, strict=True)]
+    sequence.num_pooled = share.pooling.stop

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from ingle.plugin import CheckpointInfo
+from ingle.plugin import CheckpointInfo, Quantizer
 from ingle.plugin.affine_config import AffineConfig
 from ingle.plugin.affine_loader import AffineFormat, AffineLoader, StoredLinear
 from ingle_quant_gptq.layouts import find_linears
 from ingle_quant_gptq.loader import GptqLoader
+from ingle_quant_gptq.making.options import GptqOptions
 
 
 class GptqFormat(AffineFormat):
@@ -32,8 +33,16 @@ class GptqFormat(AffineFormat):
         "g_idx [K] or none"
     )
 
+    quantizer_options: ClassVar[type[Any] | None] = GptqOptions
+
     def find_linears(
         self, info: CheckpointInfo, config: AffineConfig
     ) -> Mapping[str, StoredLinear]:
         """Every module stored in a GPTQ layout."""
         return find_linears(info, config)
+
+    def make_quantizer(self, options: GptqOptions, source: CheckpointInfo) -> Quantizer:
+        """GPTQ, or round-to-nearest in its layout."""
+        from ingle_quant_gptq.making.maker import GptqQuantizer
+
+        return GptqQuantizer(options)
