@@ -185,7 +185,7 @@ def test_truncation_and_padding_set_in_the_file_are_switched_off(
 def test_a_missing_tokenizer_is_refused_with_a_remedy(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"has no tokenizer\.json.*--tokenizer"):
         load_tokenizer(tmp_path)
-    (tmp_path / "tokenizer.model").write_bytes(b"")
+    (tmp_path / "vocab.json").write_bytes(b"")
     with pytest.raises(CheckpointError, match=r"has no tokenizer\.json.*save_pretrained"):
         load_tokenizer(tmp_path)
 

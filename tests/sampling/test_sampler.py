@@ -166,3 +166,37 @@ def test_logprobs_are_of_the_plain_distribution() -> None:
     assert token.logprob.logprob == pytest.approx(wanted[11], abs=1e-4)
     assert token.logprob.rank == 1 + int((wanted > wanted[11]).sum())
     assert [i for i, _ in token.logprob.top] == np.argsort(-wanted)[:3].tolist()
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("x"), RuntimeError("x"), IndexError("x"), KeyError(1)]
+)
+def test_a_bad_processor_ends_its_own_row_and_no_other(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    logits = torch.tensor(np.stack([random_logits(30, seed) for seed in range(3)]))
+    rows = [
+        SamplingRow(params=SamplingParams(top_k=k, temperature=t), seed=7, history=EMPTY)
+        for k, t in ((0, 1.0), (5, 1.0), (0, 0.0))
+    ]
+    wanted = Sampler(())(logits.clone(), rows)
+
+    def fail(self: TopK, *_: object) -> torch.Tensor:
+        raise error
+
+    monkeypatch.setattr(TopK, "__call__", fail)
+    found = Sampler(())(logits.clone(), rows)
+    assert (found[0], found[2]) == (wanted[0], wanted[2])
+    assert found[1] == DrawnToken(error=f"drawing a token failed with {type(error).__name__}")
+
+
+def test_lack_of_memory_in_one_row_is_the_whole_steps_affair(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(self: TopK, *_: object) -> torch.Tensor:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(TopK, "__call__", fail)
+    row = SamplingRow(params=SamplingParams(top_k=5), seed=7, history=EMPTY)
+    with pytest.raises(RuntimeError, match="DefaultCPUAllocator"):
+        Sampler(())(torch.zeros(1, 30), [row])

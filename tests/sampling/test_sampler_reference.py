@@ -12,7 +12,7 @@ from ingle.sampling.reference import STAGES, reference
 PAGE = Path(__file__).parents[2] / "docs" / "samplers.md"
 NOT_SAMPLERS = {
     *("n", "seed", "max_tokens", "stop", "stop_token_ids", "ignore_eos", "logprobs", "cache_salt"),
-    "prompt_logprobs",
+    *("prompt_logprobs", "pooling"),
     *("include_stop_str_in_output", "skip_special_tokens", "structured"),
 }
 

@@ -168,6 +168,15 @@ class FakeEngine:
         limit = len(tokens) if params.max_tokens is None else min(params.max_tokens, len(tokens))
         pending = b""
         judged = judged_prompt(prompt, params)
+        if params.pooling is not None:
+            vector = [float(len(prompt)), 3.0, 4.0, 0.0]
+            yield RequestOutput(
+                request_id=request_id,
+                outputs=[CompletionOutput(index=0, finish_reason="length")],
+                finished=True,
+                embedding=vector,
+            )
+            return
         if limit == 0:
             outputs = [CompletionOutput(index=i, finish_reason="length") for i in range(params.n)]
             yield RequestOutput(

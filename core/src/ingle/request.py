@@ -11,6 +11,8 @@ from typing import Any, Final, Literal
 from ingle.errors import RequestError
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+Pooling = Literal["mean", "last"]
+"""How the hidden states of a prompt become one vector."""
 
 MIN_TEMPERATURE = 1e-5
 """Temperatures below this are greedy: dividing logits by less overflows float32."""
@@ -83,6 +85,8 @@ class SamplingParams:
         logprobs: Number of likeliest tokens reported per position, 0 to 20; None reports none.
         prompt_logprobs: The same for every token of the prompt but the first, 0 to 20; None
             reports none.
+        pooling: Reports the prompt's hidden states as one vector; with ``max_tokens`` 0 nothing
+            is generated.
         cache_salt: Requests with different salts never share cached blocks.
         structured: The grammar that the answer follows; None leaves it free.
         top_a, tfs, typical_p, eta_cutoff, epsilon_cutoff, nsigma: Truncations, see
@@ -118,6 +122,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    pooling: Pooling | None = None
     cache_salt: str | None = None
     structured: GrammarSpec | None = None
     top_a: float = 0.0
@@ -340,6 +345,8 @@ class RequestOutput:
         prompt_logprobs: One entry per prompt token, None for the first, when asked for; in a
             stream it comes once, when the prompt has been computed.
         times: Where the time went, once it is finished.
+        embedding: The pooled hidden states after the final norm, not scaled to any length, when
+            asked for; in a stream it comes once.
     """
 
     request_id: str
@@ -350,3 +357,4 @@ class RequestOutput:
     num_cached_tokens: int = 0
     prompt_logprobs: list[TokenLogprob | None] | None = None
     times: RequestTimes | None = None
+    embedding: list[float] | None = None

@@ -18,6 +18,7 @@ from ingle_server.gate import Gate
 from ingle_server.routes.anthropic import count_message_tokens, create_message
 from ingle_server.routes.chat import create_chat_completion
 from ingle_server.routes.completions import create_completion
+from ingle_server.routes.embeddings import create_embeddings
 from ingle_server.routes.health import health, load, version
 from ingle_server.routes.kobold import (
     kobold_abort,
@@ -45,6 +46,7 @@ from ingle_server.routes.ollama import (
     ollama_tags,
     ollama_version,
 )
+from ingle_server.routes.page import page, page_file
 from ingle_server.routes.plugins import plugins
 from ingle_server.routes.responses import (
     cancel_response,
@@ -62,6 +64,7 @@ ROUTES = [
     count_message_tokens,
     create_chat_completion,
     create_completion,
+    create_embeddings,
     create_message,
     create_response,
     delete_response,
@@ -91,6 +94,8 @@ ROUTES = [
     ollama_show,
     ollama_tags,
     ollama_version,
+    page,
+    page_file,
     plugins,
     retrieve_model,
     retrieve_response,

@@ -128,7 +128,8 @@ class Flight:
 
     def _outputs(self, engine: EngineClient, index: int) -> AsyncGenerator[RequestOutput]:
         prompt = self.prompts[index]
-        if self.params.max_tokens == 0 and self.params.prompt_logprobs is None:
+        wants = (self.params.prompt_logprobs, self.params.pooling)
+        if self.params.max_tokens == 0 and wants == (None, None):
             return _nothing(self.id, self.params.n)
         # The engine's iterators are generators: closing them early is what aborts a request.
         return cast(

@@ -17,6 +17,7 @@ from ingle_server.visit import Visit
 
 OPEN_PATHS = frozenset({"/health", "/version"})
 """Answered without a key: a load balancer has none."""
+PAGE_PATHS = frozenset({"", "/"})
 DRAINING_PATHS = OPEN_PATHS | {"/metrics", "/load"}
 """Answered while draining."""
 MAX_HEADERS = 256
@@ -67,7 +68,7 @@ class Gate:
         if len(path) > MAX_PATH:
             raise ApiError(414, f"The path is longer than {MAX_PATH} characters.")
         self._check_host(headers.get(b"host", b""))
-        if path not in OPEN_PATHS and not self._is_preflight(scope, headers):
+        if not is_open(path) and not self._is_preflight(scope, headers):
             self._check_key(headers)
         if self._service.draining and path not in DRAINING_PATHS:
             raise shutting_down()
@@ -98,6 +99,11 @@ class Gate:
             and scope["method"] == "OPTIONS"
             and b"access-control-request-method" in headers
         )
+
+
+def is_open(path: str) -> bool:
+    """Whether a path needs no key: a load balancer has none, nor has the page before it is read."""
+    return path in OPEN_PATHS or path in PAGE_PATHS or path.startswith("/page/")
 
 
 def allowed_hosts(config: ServerConfig) -> frozenset[str] | None:

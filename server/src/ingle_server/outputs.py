@@ -88,6 +88,7 @@ class Collected:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob | None] | None = None
+    embedding: list[float] | None = None
     finish_reason: Finish = "stop"
     stop_reason: str | int | None = None
 
@@ -131,6 +132,8 @@ async def collect(flight: Flight, usage: UsageCounter) -> list[Collected]:
             if arrival.output.prompt_logprobs is not None:
                 for choice in choices[first : first + flight.params.n]:
                     choice.prompt_logprobs = arrival.output.prompt_logprobs
+            if arrival.output.embedding is not None:
+                choices[first].embedding = arrival.output.embedding
             for piece in arrival.output.outputs:
                 choices[first + piece.index].add(piece)
     return choices

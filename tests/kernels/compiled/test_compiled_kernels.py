@@ -3,11 +3,33 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from variants import Variant, full_variants, quick_variants
 
 from ingle.testing.triton_compile import ARCHITECTURES, CompileReport
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "kernels.md"
+
+
+def row_of(variant: Variant) -> list[str]:
+    """The variant's cells in the table of docs, one for each architecture."""
+    (row,) = [
+        line for line in PAGE.read_text().splitlines() if line.startswith(f"| {variant.name} |")
+    ]
+    return [cell.strip() for cell in row.strip("|").split("|")[1:]]
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_the_table_of_docs_has_every_variant_and_the_quick_ones_figures(arch: int) -> None:
+    place = list(ARCHITECTURES).index(arch)
+    quick = quick_variants(arch)
+    for variant in (*quick, *full_variants(arch)):
+        assert len(row_of(variant)) == len(ARCHITECTURES), variant.name
+    report = quick[0].compile(arch)
+    registers, warps, _ = row_of(quick[0])[place].split(" / ")
+    assert (report.registers, report.warps_per_sm) == (int(registers), int(warps))
 
 
 def check(variant: Variant, arch: int) -> CompileReport:

@@ -1,4 +1,4 @@
-"""The tokenizer of a model folder, from tokenizer.json alone; no remote code, no transformers."""
+"""The tokenizer of a model folder, from tokenizer.json or tokenizer.model; no remote code."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import tokenizers
 
 from ingle.checkpoint.config_files import MAX_TOKENIZER_BYTES, read_optional_object
 from ingle.checkpoint.plain_text import PlainTextTokenizer
+from ingle.checkpoint.sentencepiece import read_sentencepiece
+from ingle.checkpoint.sentencepiece_tokenizer import build_tokenizer
 from ingle.checkpoint.token_bytes import TokenSpelling
 from ingle.errors import CheckpointError, RequestError
 
@@ -159,23 +161,33 @@ def load_tokenizer(path: Path | str, chat_template: str | None = None) -> Tokeni
         chat_template: A template in place of the folder's own.
 
     Raises:
-        CheckpointError: When tokenizer.json is missing (with a remedy), damaged or too large.
+        CheckpointError: When neither tokenizer.json nor tokenizer.model is there (with a remedy),
+            or one is damaged or too large.
     """
     folder = Path(path)
-    file = folder / "tokenizer.json"
+    config = {
+        **read_optional_object(folder / "special_tokens_map.json", MAX_TOKENIZER_BYTES),
+        **read_optional_object(folder / "tokenizer_config.json", MAX_TOKENIZER_BYTES),
+    }
+    backend = _backend(folder, config)
+    backend.no_truncation()
+    backend.no_padding()
+    return Tokenizer(folder, backend, config, chat_template)
+
+
+def _backend(folder: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    """From tokenizer.json, else from SentencePiece's tokenizer.model."""
+    file, pieces = folder / "tokenizer.json", folder / "tokenizer.model"
+    if not file.is_file() and pieces.is_file():
+        model = read_sentencepiece(pieces)
+        with _DamageNamed(pieces):
+            return build_tokenizer(model, config)
     if not file.is_file():
         raise CheckpointError(_missing(folder))
     if file.stat().st_size > MAX_TOKENIZER_BYTES:
         raise CheckpointError(f"{file} has more than {MAX_TOKENIZER_BYTES} bytes.")
     with _DamageNamed(file):
-        backend = tokenizers.Tokenizer.from_file(str(file))
-    backend.no_truncation()
-    backend.no_padding()
-    config = {
-        **read_optional_object(folder / "special_tokens_map.json", MAX_TOKENIZER_BYTES),
-        **read_optional_object(folder / "tokenizer_config.json", MAX_TOKENIZER_BYTES),
-    }
-    return Tokenizer(folder, backend, config, chat_template)
+        return tokenizers.Tokenizer.from_file(str(file))
 
 
 def _check_unicode(text: str) -> None:
@@ -209,7 +221,7 @@ class _DamageNamed:
 
 
 def _missing(folder: Path) -> str:
-    if (folder / "tokenizer.model").is_file() or (folder / "vocab.json").is_file():
+    if (folder / "vocab.json").is_file():
         return (
             f'{folder} has no tokenizer.json. Make it once: python -c "from transformers import '
             f"AutoTokenizer as T; T.from_pretrained('{folder}').save_pretrained('{folder}')\""

@@ -47,7 +47,7 @@ def run(argv: Sequence[str] | None = None) -> int:
 
 def _run(tokens: list[str]) -> int:
     name = tokens[0] if tokens and not tokens[0].startswith("-") else ""
-    command = find_command(name) if name else None
+    command = find_command(name, tokens[1:]) if name else None
     if command is None:
         result = build_app(find_commands())(tokens, exit_on_error=False, print_error=False)
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final
@@ -20,18 +20,23 @@ _CORE: Final = {
     "dequantize": "ingle.cli.dequantize:dequantize",
     "bench": "ingle.cli.bench:bench",
     "eval": "ingle.cli.evaluate:evaluate",
+    "quantize": "ingle.cli.quantize:command_for",
     "demo-model": "ingle.cli.demo_model:demo_model",
     "version": "ingle.cli.version:version",
 }
+
+_BY_ARGUMENTS: Final = ("quantize",)
+"""Commands whose flags depend on what is typed: what is imported makes the command."""
 
 _ELSEWHERE: Final = {"serve": "ingle-server"}
 """Commands that everybody expects, by the distribution that brings them."""
 
 
-def find_command(name: str) -> Command | None:
+def find_command(name: str, argv: Sequence[str] = ()) -> Command | None:
     """The subcommand ``name``, or None when there is none.
 
-    Only this one is imported, so a broken package cannot harm the others.
+    Only this one is imported, so a broken package cannot harm the others. ``argv`` is what
+    follows it.
 
     Raises:
         ConfigError: For ``serve`` when ingle-server is not installed.
@@ -39,7 +44,11 @@ def find_command(name: str) -> Command | None:
     """
     if name in _CORE:
         module, _, function = _CORE[name].partition(":")
-        return make_command(name, getattr(import_module(module), function))
+        found = getattr(import_module(module), function)
+        if name in _BY_ARGUMENTS:
+            made: Command = found(argv)
+            return made
+        return make_command(name, found)
     for entry_point in entry_points(group=ENTRY_POINT_GROUP, name=name):
         return make_command(name, _load(entry_point))
     if name in _ELSEWHERE:

@@ -14,13 +14,17 @@ from ingle.attention.metadata import ForwardBatch, SequenceSpan, consecutive_sta
 from ingle.engine.step import ModelRunnerOutput, SampledToken, ScheduledRequest, SchedulerOutput
 from ingle.model.decoder import Model
 from ingle.request import TokenLogprob
-from ingle.sampling.sampler import DrawnToken, Sampler, SamplingRow, prompt_logprobs
+from ingle.sampling.sampler import (
+    CPU_OUT_OF_MEMORY,
+    DrawnToken,
+    Sampler,
+    SamplingRow,
+    prompt_logprobs,
+)
 from ingle.sampling.stages import History
 
 JUDGED_ROWS = 16
 """Prompt positions whose logits exist at once: a whole chunk's would not fit beside the model."""
-CPU_OUT_OF_MEMORY = "DefaultCPUAllocator"
-"""torch raises a bare RuntimeError when the CPU allocator fails; the message names it."""
 
 
 class ModelRunner:
@@ -74,7 +78,24 @@ class ModelRunner:
             logits = self.model.logits(_select(hidden, last_rows))
             output = _output(sampling, self.sampler(logits, [_row(item) for item in sampling]))
         self._judge_prompts(plan.scheduled, hidden, output)
+        self._pool_prompts(plan.scheduled, hidden, output)
         return output
+
+    def _pool_prompts(
+        self, scheduled: Sequence[ScheduledRequest], hidden: torch.Tensor, output: ModelRunnerOutput
+    ) -> None:
+        """Adds sums of the hidden states that requests want pooled."""
+        start = 0
+        for item in scheduled:
+            if item.pooling:
+                first = start + item.pooling.start - item.num_computed_tokens
+                rows = self.model.normed(hidden[first : first + len(item.pooling)])
+                total = rows.double().sum(0)
+                if bool(torch.isfinite(total).all()):
+                    output.pooled[item.request_id] = total.tolist()
+                else:
+                    output.errors[item.request_id] = "the model's hidden states are not finite"
+            start += len(item.token_ids)
 
     def _judge_prompts(
         self, scheduled: Sequence[ScheduledRequest], hidden: torch.Tensor, output: ModelRunnerOutput

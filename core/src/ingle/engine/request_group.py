@@ -27,6 +27,7 @@ class RequestGroup:
         sequences: One per completion.
         num_unfinished: Sequences whose end has not been reported.
         prompt_judged: Whether the prompt's log-probabilities have been reported.
+        pooled_reported: Whether the prompt's pooled hidden states have been reported.
         first_token_time: When its first token came, or None.
         last_token_times: When each sequence's latest token came, by index.
     """
@@ -39,6 +40,7 @@ class RequestGroup:
     sequences: tuple[Sequence, ...] = ()
     num_unfinished: int = 0
     prompt_judged: bool = False
+    pooled_reported: bool = False
     first_token_time: float | None = None
     last_token_times: dict[int, float] = field(default_factory=dict)
 
@@ -58,6 +60,7 @@ class RequestGroup:
             finished=self.num_unfinished == 0,
             num_cached_tokens=self.sequences[0].num_cached_tokens,
             prompt_logprobs=self._prompt_logprobs(),
+            embedding=self._embedding(),
             times=self._times() if self.num_unfinished == 0 else None,
         )
 
@@ -71,6 +74,15 @@ class RequestGroup:
             prefill_seconds=first - begun,
             decode_seconds=max(self.last_token_times.values(), default=first) - first,
         )
+
+    def _embedding(self) -> list[float] | None:
+        """The prompt's pooled hidden states, once, as soon as all are there."""
+        first = self.sequences[0]
+        if self.pooled_reported or not (first.pools_prompt and first.prompt_computed):
+            return None
+        self.pooled_reported = True
+        count = first.num_pooled if first.params.pooling == "mean" else 1
+        return [value / count for value in first.pooled]
 
     def _prompt_logprobs(self) -> list[TokenLogprob | None] | None:
         """The prompt's log-probabilities, once, as soon as all are known."""

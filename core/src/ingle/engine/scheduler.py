@@ -76,7 +76,7 @@ class Scheduler:
         """Puts a new sequence at the end of the queue. One of no tokens ends at once."""
         self._live[sequence.sequence_id] = sequence
         self.waiting.append(sequence)
-        if sequence.max_tokens == 0 and not sequence.judges_prompt:
+        if sequence.max_tokens == 0 and not (sequence.judges_prompt or sequence.pools_prompt):
             self.finish(sequence, "length")
             self._ended.append(Progress(sequence))
 
@@ -236,6 +236,7 @@ class Scheduler:
                 progress.append(Progress(sequence))
                 continue
             sequence.prompt_logprobs += outcome.prompt_logprobs.get(share.request_id, ())
+            _add_pooled(sequence, share, outcome)
             self._advance(sequence, len(share.token_ids))
             if share.samples and sampled is not None:
                 self._append(sequence, sampled.token_id)
@@ -303,4 +304,15 @@ def _share(sequence: Sequence, limit: int) -> ScheduledRequest:
         output_token_ids=sequence.output_token_ids,
         samples=start + len(tokens) == sequence.num_tokens and sequence.max_tokens > 0,
         num_prompt_logprobs=len(sequence.prompt_logprobs) if sequence.judges_prompt else None,
+        num_pooled=sequence.num_pooled if sequence.pools_prompt else None,
     )
+
+
+def _add_pooled(sequence: Sequence, share: ScheduledRequest, outcome: ModelRunnerOutput) -> None:
+    """Adds a step's share of what is pooled."""
+    more = outcome.pooled.get(share.request_id)
+    if more is None:
+        return
+    known = sequence.pooled or [0.0] * len(more)
+    sequence.pooled = [a + b for a, b in zip(known, more, strict=True)]
+    sequence.num_pooled = share.pooling.stop

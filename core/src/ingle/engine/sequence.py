@@ -40,6 +40,7 @@ class Sequence:
         num_indexed_blocks: Leading full blocks already offered to the prefix index.
         prompt_computed: Whether the prompt was computed once; stays when preempted.
         prompt_logprobs: Of the prompt's tokens from position 1 on, as far as computed.
+        pooled: The sum of what is pooled so far, of the first ``num_pooled`` tokens of the prompt.
         admitted: Whether it ever held blocks.
         admitted_time: When it first did, in seconds of the monotonic clock.
     """
@@ -62,6 +63,8 @@ class Sequence:
     num_indexed_blocks: int = 0
     prompt_computed: bool = False
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    pooled: list[float] = field(default_factory=list)
+    num_pooled: int = 0
     admitted: bool = False
     admitted_time: float | None = None
     status: SequenceStatus = SequenceStatus.WAITING
@@ -93,13 +96,20 @@ class Sequence:
         return self.index == 0 and self.params.prompt_logprobs is not None
 
     @property
+    def pools_prompt(self) -> bool:
+        """Whether it is the one of its family that reports the prompt's pooled hidden states."""
+        return self.index == 0 and self.params.pooling is not None
+
+    @property
     def num_reusable_tokens(self) -> int:
         """Tokens whose keys and values may come from the cache: not the last one's, whose logits
-        are needed, and none whose logits judge a prompt token not judged yet."""
+        are needed, and none that is judged or pooled and has not been yet."""
         last = len(self.token_ids) - 1
+        if self.pools_prompt and self.params.pooling == "mean":
+            last = min(last, self.num_pooled)
         if not self.judges_prompt or len(self.prompt_logprobs) >= len(self.prompt_token_ids) - 1:
             return last
-        return len(self.prompt_logprobs)
+        return min(last, len(self.prompt_logprobs))
 
     def append(self, token_id: int) -> None:
         """Adds a generated token."""

@@ -26,6 +26,7 @@ class ScheduledRequest:
         num_prompt_logprobs: How many of the prompt's log-probabilities are known: of positions 1
             to this. The step adds those of the positions after it that it reaches. None: nobody
             wants any.
+        num_pooled: How many of the prompt's tokens have been pooled; None: nobody wants it.
     """
 
     request_id: str
@@ -38,6 +39,7 @@ class ScheduledRequest:
     output_token_ids: Sequence[int]
     samples: bool
     num_prompt_logprobs: int | None = None
+    num_pooled: int | None = None
 
     @property
     def seq_len(self) -> int:
@@ -52,6 +54,17 @@ class ScheduledRequest:
             return range(0)
         first = max(self.num_computed_tokens, self.num_prompt_logprobs)
         return range(first, min(self.seq_len, len(self.prompt_token_ids) - 1))
+
+    @property
+    def pooling(self) -> range:
+        """Positions whose hidden states this step adds to what is pooled."""
+        if self.num_pooled is None:
+            return range(0)
+        stop = min(self.seq_len, len(self.prompt_token_ids))
+        first = max(self.num_computed_tokens, self.num_pooled)
+        if self.params.pooling == "last":
+            first = max(first, len(self.prompt_token_ids) - 1)
+        return range(first, stop)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,11 +104,13 @@ class ModelRunnerOutput:
         sampled: By request id, for every request with ``samples``, unless it failed.
         errors: By request id: why this request alone must end (NaN logits, say).
         prompt_logprobs: By request id, for every request with ``judging`` positions: one each.
+        pooled: By request id, for every request with ``pooling`` positions: the sum over them.
     """
 
     sampled: dict[str, SampledToken] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
     prompt_logprobs: dict[str, list[TokenLogprob]] = field(default_factory=dict)
+    pooled: dict[str, list[float]] = field(default_factory=dict)
 
 
 class Runner(Protocol):

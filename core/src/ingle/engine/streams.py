@@ -109,6 +109,8 @@ def merge_output(older: RequestOutput, newer: RequestOutput) -> None:
     older.num_cached_tokens = newer.num_cached_tokens
     if newer.prompt_logprobs is not None:
         older.prompt_logprobs = newer.prompt_logprobs
+    if newer.embedding is not None:
+        older.embedding = newer.embedding
 
 
 def _merge_completion(older: CompletionOutput, newer: CompletionOutput) -> None:

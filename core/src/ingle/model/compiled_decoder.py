@@ -230,6 +230,10 @@ class CompiledDecoder:
         (logits,) = self._segments.head([hidden[0].float(), *self._head_weights])
         return self._model.bounded(logits.unsqueeze(0))
 
+    def normed(self, hidden: torch.Tensor) -> torch.Tensor:
+        """As ``Decoder.normed``."""
+        return self._model.normed(hidden)
+
     def hidden_states(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> torch.Tensor:
         """As ``Decoder.hidden_states``; one token goes through the compiled segments."""
         if batch.token_ids.shape[0] != 1 or batch.spans[0].seq_len < MIN_LENGTH:

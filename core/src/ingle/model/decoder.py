@@ -157,6 +157,10 @@ class Model(Protocol):
         """``hidden`` [R, E] of the rows that need logits to float32 [R, V]."""
         ...
 
+    def normed(self, hidden: torch.Tensor) -> torch.Tensor:
+        """``hidden`` [R, E] after the final norm, as embeddings are made of."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoder:
@@ -195,6 +199,10 @@ class Decoder:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """``hidden`` [R, E] of the rows that need logits to float32 [R, V]."""
         return self.bounded(self.lm_head(self.norm(hidden)).float())
+
+    def normed(self, hidden: torch.Tensor) -> torch.Tensor:
+        """``hidden`` [R, E] after the final norm, as embeddings are made of."""
+        return self.norm(hidden)
 
     def bounded(self, logits: torch.Tensor) -> torch.Tensor:
         """The output head's ``logits`` float32 [R, V], divided and bounded as the model wants."""

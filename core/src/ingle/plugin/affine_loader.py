@@ -220,11 +220,13 @@ class AffineFormat(WeightFormat):
         possible_methods: Matches every ``quant_method`` under which its tensors occur; any other
             one means that tensors of the same names are another format's.
         wanted_shapes: The shapes of its most common layout, for messages.
+        loader_class: What reads the linears.
     """
 
     own_methods: ClassVar[re.Pattern[str]]
     possible_methods: ClassVar[re.Pattern[str]]
     wanted_shapes: ClassVar[str]
+    loader_class: ClassVar[type[AffineLoader]]
 
     @abstractmethod
     def find_linears(
@@ -232,11 +234,11 @@ class AffineFormat(WeightFormat):
     ) -> Mapping[str, StoredLinear]:
         """Every module stored in this format, by name, from the headers alone."""
 
-    @abstractmethod
     def make_loader(
         self, info: CheckpointInfo, config: AffineConfig, linears: Mapping[str, StoredLinear]
     ) -> AffineLoader:
         """A loader for ``linears``; refuses what cannot be read."""
+        return self.loader_class(info, config, linears)
 
     def detect(self, info: CheckpointInfo) -> Detection | None:
         """By the tensors; preferred when the config names this format too."""

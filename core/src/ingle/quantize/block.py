@@ -5,6 +5,7 @@ Shape letters: T tokens, L tokens of a row, E hidden size, N output features, K 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -47,7 +48,7 @@ class BlockShape:
     row_length: int
 
 
-class LentBlock:
+class LentBlock(ABC):
     """What a block and the head have in common; see ``ingle.plugin.QuantizerBlock``.
 
     Attributes:
@@ -102,6 +103,10 @@ class LentBlock:
         with torch.inference_mode():
             return torch.cat([self._forward(x).cpu() for x in self._chunks()])
 
+    @abstractmethod
+    def run_part(self, part: BlockPart, x: torch.Tensor) -> torch.Tensor:
+        """The output of a part for its first site's input ``x`` [T, E]."""
+
     def _chunks(self) -> Iterator[torch.Tensor]:
         """The calibration rows, whole ones, as many as go together."""
         assert self.hidden is not None, "this quantizer said that it is not calibrated"
@@ -117,11 +122,13 @@ class LentBlock:
             )
         self._store[name] = tensor.to(held)
 
+    @abstractmethod
     def _forward(self, x: torch.Tensor) -> torch.Tensor:
-        raise AssertionError("a block computes; this class is what blocks share")
+        """``x`` [T, E] through the block."""
 
+    @abstractmethod
     def _rebuild(self) -> None:
-        raise AssertionError("a block is built; this class is what blocks share")
+        """Builds the block anew, over the tensors it has now."""
 
 
 class LayerBlock(LentBlock):
@@ -192,6 +199,9 @@ class HeadBlock(LentBlock):
         """``x`` [T, E], normed, to [T, N]: what logits are before they are scaled."""
         with torch.inference_mode():
             return self._linear(x)
+
+    def _forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._linear(self._norm(x))
 
     def _rebuild(self) -> None:
         config = self._shape.config

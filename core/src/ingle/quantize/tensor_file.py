@@ -13,7 +13,11 @@ from safetensors.torch import load_file, save_file
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """Writes a safetensors file under another name and renames it once it is on the disk."""
     part = path.with_name(f".{path.name}.part")
-    owned = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    # Copies: a file's tensors may not share memory, and linears of one input share a group index.
+    owned = {
+        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, tensor in tensors.items()
+    }
     save_file(owned, part, metadata={"format": "pt"})
     _publish(part, path)
 

@@ -5,9 +5,11 @@ R rows, V vocabulary.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 
@@ -19,6 +21,21 @@ from ingle.sampling.mirostat import MirostatStates, surprise_bits
 from ingle.sampling.pipeline import stages_for
 from ingle.sampling.stages import History
 from ingle.sampling.uniform import uniform
+
+logger = logging.getLogger("ingle.sampling")
+
+ROW_FAULTS: Final = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What code that works on one row's logits can raise."""
+CPU_OUT_OF_MEMORY: Final = "DefaultCPUAllocator"
+"""torch raises a bare RuntimeError when the CPU allocator fails; the message names it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,13 +87,28 @@ class Sampler:
         for index, row in enumerate(rows):
             if not finite[index]:
                 drawn.append(DrawnToken(error="the model's logits for this request are not finite"))
-            elif row.params.structured is not None:
-                drawn.append(self._draw_structured(logits[index], row))
             else:
-                drawn.append(self._draw(logits[index], row, greedy[index]))
+                drawn.append(self._draw_alone(logits[index], row, greedy[index]))
         self._grammar_states.trim(len(rows))
         self._mirostat_states.trim(len(rows))
         return drawn
+
+    def _draw_alone(self, logits: torch.Tensor, row: SamplingRow, greedy: int) -> DrawnToken:
+        """As ``_draw``; whatever one row's options do wrong ends that row and no other.
+
+        Lack of memory is the step's affair, and goes on to who runs it.
+        """
+        try:
+            if row.params.structured is not None:
+                return self._draw_structured(logits, row)
+            return self._draw(logits, row, greedy)
+        except torch.OutOfMemoryError:
+            raise
+        except ROW_FAULTS as error:
+            if CPU_OUT_OF_MEMORY in str(error):
+                raise
+            logger.exception("Sequence %r: drawing its token failed", row.sequence_id)
+            return DrawnToken(error=f"drawing a token failed with {type(error).__name__}")
 
     def _draw_structured(self, logits: torch.Tensor, row: SamplingRow) -> DrawnToken:
         """As ``_draw``, among the tokens that the row's grammar allows."""

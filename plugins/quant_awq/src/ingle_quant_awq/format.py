@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from ingle.plugin import CheckpointInfo
+from ingle.plugin import CheckpointInfo, Quantizer
 from ingle.plugin.affine_config import AffineConfig
 from ingle.plugin.affine_loader import AffineFormat, StoredLinear
 from ingle_quant_awq.layouts import find_linears, with_input_divisors
 from ingle_quant_awq.loader import AwqLoader
+from ingle_quant_awq.making.options import AwqOptions
 
 
 class AwqFormat(AffineFormat):
@@ -24,6 +25,8 @@ class AwqFormat(AffineFormat):
         "qweight [K, N * bits / 32], scales [groups, N], qzeros [groups, N * bits / 32]"
     )
 
+    quantizer_options: ClassVar[type[Any] | None] = AwqOptions
+
     def find_linears(
         self, info: CheckpointInfo, config: AffineConfig
     ) -> Mapping[str, StoredLinear]:
@@ -35,3 +38,9 @@ class AwqFormat(AffineFormat):
     ) -> AwqLoader:
         """A loader that also divides inputs where an activation left its scales behind."""
         return AwqLoader(info, config, with_input_divisors(info, linears))
+
+    def make_quantizer(self, options: AwqOptions, source: CheckpointInfo) -> Quantizer:
+        """AWQ, or round-to-nearest in its layout."""
+        from ingle_quant_awq.making.maker import AwqQuantizer
+
+        return AwqQuantizer(options, source)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from ingle.plugin import CheckpointInfo
+from ingle.plugin import CheckpointInfo, Quantizer
 from ingle.plugin.affine_config import AffineConfig
-from ingle.plugin.affine_loader import AffineFormat, StoredLinear
+from ingle.plugin.affine_loader import AffineFormat, AffineLoader, StoredLinear
 from ingle_quant_gptq.layouts import find_linears
 from ingle_quant_gptq.loader import GptqLoader
+from ingle_quant_gptq.making.options import GptqOptions
 
 
 class GptqFormat(AffineFormat):
@@ -24,6 +25,7 @@ class GptqFormat(AffineFormat):
         "auto_round",
         "intel/auto-round",
     )
+    loader_class: ClassVar[type[AffineLoader]] = GptqLoader
     own_methods: ClassVar[re.Pattern[str]] = re.compile("gptq|auto.?round")
     possible_methods: ClassVar[re.Pattern[str]] = re.compile("awq|gptq|auto.?round|^marlin$")
     wanted_shapes: ClassVar[str] = (
@@ -31,14 +33,16 @@ class GptqFormat(AffineFormat):
         "g_idx [K] or none"
     )
 
+    quantizer_options: ClassVar[type[Any] | None] = GptqOptions
+
     def find_linears(
         self, info: CheckpointInfo, config: AffineConfig
     ) -> Mapping[str, StoredLinear]:
         """Every module stored in a GPTQ layout."""
         return find_linears(info, config)
 
-    def make_loader(
-        self, info: CheckpointInfo, config: AffineConfig, linears: Mapping[str, StoredLinear]
-    ) -> GptqLoader:
-        """A loader that reads zeros as the config's writer meant them."""
-        return GptqLoader(info, config, linears)
+    def make_quantizer(self, options: GptqOptions, source: CheckpointInfo) -> Quantizer:
+        """GPTQ, or round-to-nearest in its layout."""
+        from ingle_quant_gptq.making.maker import GptqQuantizer
+
+        return GptqQuantizer(options)

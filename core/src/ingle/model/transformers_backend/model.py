@@ -121,6 +121,10 @@ class TransformersModel:
         logits: torch.Tensor = self._head(inputs_embeds=hidden[None], use_cache=False).logits
         return logits[0].float()
 
+    def normed(self, hidden: torch.Tensor) -> torch.Tensor:
+        """``hidden`` [R, E] itself: transformers' models end with their final norm."""
+        return hidden
+
     def try_out(self, device: torch.device) -> None:
         """Runs one token through, so that code that cannot serve fails now.
 

@@ -1,0 +1,1 @@
+"""Making AWQ quants: scale search, clip search, folding, files."""

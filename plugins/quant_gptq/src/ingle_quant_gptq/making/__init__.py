@@ -1,0 +1,1 @@
+"""Making GPTQ quants: the grid, the solver, the files."""

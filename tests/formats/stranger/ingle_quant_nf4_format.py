@@ -1,0 +1,119 @@
+"""Four-bit normal floats in blocks of 64, as a stranger would add a format of no known kind: a
+loader and a reference. Core's ``dequantize`` kernel serves it on any device.
+
+``NAME.nf4_codes`` uint8 [N, K/2], input 2i low; ``NAME.nf4_absmax`` float16 [N, K/64].
+Shape letters: N output features, K input features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+import torch
+
+from ingle.plugin import (
+    CheckpointError,
+    CheckpointInfo,
+    Detection,
+    LinearSpec,
+    LinearWeight,
+    TensorReader,
+    WeightFormat,
+    WeightLoader,
+)
+
+BLOCK = 64
+CODEBOOK = tuple(
+    float(x)
+    for x in (
+        *(-1.0, -0.6961928, -0.5250731, -0.3949175, -0.2844414, -0.1847734, -0.0910500, 0.0),
+        *(0.0795803, 0.1609302, 0.2461123, 0.3379152, 0.4407098, 0.5626170, 0.7229568, 1.0),
+    )
+)
+"""Quantiles of the standard normal distribution, scaled to one (Dettmers et al., QLoRA)."""
+
+
+@dataclass(kw_only=True, eq=False)
+class Nf4Weight(LinearWeight):
+    """Codes and the largest magnitude of each block."""
+
+    in_features: int
+    out_features: int
+    stored_out_features: int
+    codes: torch.Tensor
+    absmax: torch.Tensor
+
+    def dequantize(self) -> torch.Tensor:
+        """float32 [N, K]."""
+        nibbles = torch.stack((self.codes & 15, self.codes >> 4), -1).flatten(1).long()
+        values = torch.tensor(CODEBOOK, device=self.codes.device)[nibbles]
+        return values * self.absmax.float().repeat_interleave(BLOCK, 1)
+
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        """Both."""
+        return {"codes": self.codes, "absmax": self.absmax}
+
+    def with_tensors(self, tensors: Mapping[str, torch.Tensor]) -> Self:
+        """A copy around others."""
+        changes: dict[str, Any] = dict(tensors)
+        return replace(self, **changes)
+
+
+class Nf4Format(WeightFormat):
+    """Recognised by its tensors alone."""
+
+    name: ClassVar[str] = "nf4-blocks"
+
+    def detect(self, info: CheckpointInfo) -> Detection | None:
+        """When any tensor is named as ours are."""
+        count = sum(name.endswith(".nf4_codes") for name in info.tensor_names)
+        return Detection(reason=f"{count} linears with .nf4_codes", priority=10) if count else None
+
+    def open(self, info: CheckpointInfo) -> WeightLoader:
+        """A loader for all of them."""
+        return Nf4Loader(info)
+
+
+class Nf4Loader(WeightLoader):
+    """Reads them whole."""
+
+    def __init__(self, info: CheckpointInfo) -> None:
+        suffix = ".nf4_codes"
+        self._shapes = {
+            name.removesuffix(suffix): (shape[0], 2 * shape[1])
+            for name, shape in info.tensor_shapes.items()
+            if name.endswith(suffix)
+        }
+
+    def linears(self) -> Mapping[str, tuple[int, int]]:
+        """name -> (N, K)."""
+        return self._shapes
+
+    def tensor_names(self, name: str) -> tuple[str, ...]:
+        """Codes and magnitudes."""
+        return f"{name}.nf4_codes", f"{name}.nf4_absmax"
+
+    def packed_bytes(self, name: str) -> int:
+        """Half a byte a weight and two a block."""
+        n, k = self._shapes[name]
+        return n * k // 2 + 2 * n * (k // BLOCK)
+
+    def load_linear(self, spec: LinearSpec, reader: TensorReader) -> LinearWeight:
+        """One linear."""
+        n, k = self._shapes[spec.name]
+        absmax = reader.get(f"{spec.name}.nf4_absmax")
+        if (n, k) != (spec.out_features, spec.in_features) or absmax.shape != (n, k // BLOCK):
+            raise CheckpointError(
+                f"tensor {spec.name}.nf4_codes: wanted [{spec.out_features}, "
+                f"{spec.in_features // 2}] and magnitudes [{n}, {k // BLOCK}], found "
+                f"[{n}, {k // 2}] and {list(absmax.shape)}"
+            )
+        return Nf4Weight(
+            in_features=k,
+            out_features=n,
+            stored_out_features=n,
+            codes=reader.get(f"{spec.name}.nf4_codes").clone(),
+            absmax=absmax.clone(),
+        )
