@@ -304,3 +304,21 @@ def test_a_folder_without_models_is_refused(tmp_path: Path) -> None:
         find_models(EngineConfig(), ServerConfig(model_dir=str(tmp_path)))
     with pytest.raises(ConfigError, match="no folder"):
         find_models(EngineConfig(), ServerConfig(model_dir=str(tmp_path / "none")))
+
+
+def test_calls_that_compute_nothing_do_not_wait_for_a_model() -> None:
+    shelf = Shelf("a", "b")
+    with (
+        serving(shelf, allow_inline_model_loading=True) as (running, http),
+        ThreadPoolExecutor(2) as pool,
+    ):
+        engine = next(iter(shelf.engines))
+        engine.hold = 3
+        first = pool.submit(ask, http, "a")
+        wait_until(lambda: bool(engine.active))
+        second = pool.submit(ask, http, "b")
+        wait_until(lambda: running.service.models.num_waiting == 1)
+        assert http.post("/api/extra/abort", json={}).status_code == 200
+        assert http.get("/v1/models").status_code == 200
+        running.do(engine.release)
+        assert [text(first.result(TIMEOUT)), text(second.result(TIMEOUT))] == ["I am a.", "I am b."]

@@ -10,6 +10,9 @@ from litestar import Request
 from ingle_server.body import read_body
 from ingle_server.service import Service
 
+COMPUTE_NOTHING = ("/abort", "/check", "/cancel")
+"""Ends of paths that only talk of requests under way: they must not wait for a model."""
+
 
 class _Named(msgspec.Struct):
     """The one field of a request that says which model it wants."""
@@ -33,7 +36,7 @@ class Visit:
         Raises:
             ApiError: 503 when no model is loaded; 408 or 413 for the body.
         """
-        if request.method != "POST":
+        if request.method != "POST" or request.scope["path"].endswith(COMPUTE_NOTHING):
             return self._service
         if self._bound is None:
             models = self._service.models
