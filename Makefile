@@ -4,6 +4,7 @@ BIN := $(VENV)/bin
 PACKAGES := core server $(patsubst %/pyproject.toml,%,$(sort $(wildcard plugins/*/pyproject.toml)))
 PROJECTS := $(addsuffix /pyproject.toml,$(PACKAGES))
 MODEL ?=
+FORMAT ?=
 QUIET_CORES := OMP_WAIT_POLICY=passive
 PYTEST := $(QUIET_CORES) $(BIN)/python -m pytest
 
@@ -19,8 +20,8 @@ $(VENV)/installed: $(PROJECTS) constraints.txt tools/install.sh
 
 install: $(VENV)/installed ## Make .venv with everything in it
 
-demo: install ## Serve a real small model and ask it a question
-	$(BIN)/python tools/demo.py
+demo: install ## Serve a real small model (FORMAT=awq, gptq, exl2: a quant of it) and ask it
+	$(BIN)/python tools/demo.py --format "$(FORMAT)"
 
 serve: install ## Serve MODEL (the demo model when unset) on port 2242
 	$(BIN)/ingle serve $(MODEL)

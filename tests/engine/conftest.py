@@ -20,6 +20,7 @@ from ingle.engine.engine_core import EngineCore
 from ingle.engine.info import EngineInfo
 from ingle.engine.scheduler import Scheduler, SchedulerLimits
 from ingle.engine.sequence import Sequence as EngineSequence
+from ingle.engine.speculation import Speculation
 from ingle.engine.step import ModelRunnerOutput, SampledToken, ScheduledRequest, SchedulerOutput
 from ingle.request import FinishReason, SamplingParams, TokenLogprob
 
@@ -91,31 +92,78 @@ class CheckingRunner:
         return block * self.block_size + position % self.block_size
 
     def _write(self, item: ScheduledRequest, written: set[int]) -> None:
-        tokens = [*item.prompt_token_ids, *item.output_token_ids]
+        known = len(item.prompt_token_ids) + len(item.output_token_ids)
+        tokens = [*item.prompt_token_ids, *item.output_token_ids, *item.draft_token_ids]
+        assert item.samples or not item.draft_token_ids
         assert len(item.token_ids) > 0
         assert list(item.token_ids) == tokens[item.num_computed_tokens : item.seq_len]
-        assert item.samples == (item.seq_len == len(tokens))
-        known = list(histories(tokens[: item.seq_len], item.params.cache_salt))
+        assert item.samples == (item.seq_len - item.num_draft_tokens == known)
+        states = list(histories(tokens[: item.seq_len], item.params.cache_salt))
         for position in range(item.num_computed_tokens, item.seq_len):
             slot = self._slot(item, position)
             assert slot not in written
             written.add(slot)
-            self.cache[slot] = known[position]
+            self.cache[slot] = states[position]
             self.num_computed += 1
 
     def _read(self, item: ScheduledRequest, output: ModelRunnerOutput) -> None:
-        tokens = [*item.prompt_token_ids, *item.output_token_ids][: item.seq_len]
-        history = b""
-        for position, history in enumerate(histories(tokens, item.params.cache_salt)):
+        tokens = [*item.prompt_token_ids, *item.output_token_ids, *item.draft_token_ids]
+        states = list(histories(tokens[: item.seq_len], item.params.cache_salt))
+        for position, history in enumerate(states):
             found = self.cache.get(self._slot(item, position))
             assert found == history, f"{item.request_id}: position {position} holds something else"
         error = self.row_error(item)
         if error is not None:
             output.errors[item.request_id] = error
         elif item.samples:
+            first, *more = self._draw(item, states[len(states) - 1 - item.num_draft_tokens :])
+            output.sampled[item.request_id] = first
+            output.followers[item.request_id] = more
+
+    def _draw(self, item: ScheduledRequest, states: list[bytes]) -> Iterator[SampledToken]:
+        """Tokens behind the known ones and behind each guess, up to the first that is wrong."""
+        for history, guess in zip(states, [*item.draft_token_ids, None], strict=True):
             token_id = next_token(history, item.params, item.seed)
             logprob = TokenLogprob(token_id=token_id, logprob=-1.0, rank=1)
-            output.sampled[item.request_id] = SampledToken(token_id=token_id, logprob=logprob)
+            yield SampledToken(token_id=token_id, logprob=logprob)
+            if token_id != guess:
+                return
+
+
+class HalfRightDrafter:
+    """Guesses what will be drawn, and sometimes wrongly."""
+
+    def __init__(self, sequence: EngineSequence) -> None:
+        self.sequence = sequence
+        self.closed = False
+
+    def propose(self, token_ids: Sequence[int], limit: int) -> Sequence[int]:
+        tokens = list(token_ids)
+        params = self.sequence.params
+        for _ in range(min(limit, 5)):
+            *_, history = histories(tokens, params.cache_salt)
+            wrong = history[0] % 4 == 0
+            tokens.append((next_token(history, params, self.sequence.seed) + wrong) % VOCAB_SIZE)
+        return tokens[len(token_ids) :]
+
+    def learn(self, num_drafted: int, num_accepted: int) -> None:
+        assert 0 <= num_accepted <= num_drafted
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Silent:
+    """Guesses nothing."""
+
+    def propose(self, token_ids: Sequence[int], limit: int) -> Sequence[int]:
+        return ()
+
+    def learn(self, num_drafted: int, num_accepted: int) -> None:
+        raise AssertionError("it guessed nothing")
+
+    def close(self) -> None:
+        pass
 
 
 def undisturbed(
@@ -148,6 +196,7 @@ class Bench:
         max_num_batched_tokens: int = 16,
         max_model_len: int = 1000,
         enable_prefix_caching: bool = True,
+        speculating: bool = False,
     ) -> None:
         self.blocks = BlockManager(
             num_blocks, block_size, enable_prefix_caching=enable_prefix_caching
@@ -158,6 +207,8 @@ class Bench:
             max_model_len=max_model_len,
         )
         self.scheduler = Scheduler(self.blocks, limits, {EOS})
+        if speculating:
+            self.scheduler.speculation = Speculation(drafter=Silent, num_tokens=4)
         self.runner = CheckingRunner(block_size, num_blocks, max_num_batched_tokens)
         self.num_added = 0
 
@@ -188,8 +239,14 @@ class Bench:
     def add(self, prompt: Sequence[int], **params: object) -> EngineSequence:
         """A new sequence, queued."""
         sequence = self.sequence(prompt, **params)  # type: ignore[arg-type]
-        self.scheduler.add(sequence)
+        self.queue(sequence)
         return sequence
+
+    def queue(self, sequence: EngineSequence) -> None:
+        """Hands a sequence to the scheduler, with a drafter when it speculates."""
+        self.scheduler.add(sequence)
+        if self.scheduler.speculation is not None:
+            sequence.drafter = HalfRightDrafter(sequence)
 
     def step(self) -> list[EngineSequence]:
         """Runs one step; the sequences with news."""
@@ -291,6 +348,12 @@ def make_core(
 def core_of() -> Callable[..., EngineCore]:
     """Makes an engine core on a checking runner."""
     return make_core
+
+
+@pytest.fixture
+def drafter_of() -> Callable[[EngineSequence], HalfRightDrafter]:
+    """Makes a drafter for a sequence."""
+    return HalfRightDrafter
 
 
 @pytest.fixture

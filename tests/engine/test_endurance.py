@@ -24,8 +24,7 @@ NUM_WARM = 1000
 """Requests before memory counts. oneDNN keeps what it made for each of the last 1,024 shapes; that
 grows by 20 MiB until then, and no further (seen over 4,000 requests)."""
 MAX_GROWTH = 16 * 1024**2
-"""A quarter of what specs/robustness.md allows for 300 requests: a leak of 10 KiB a request fails.
-"""
+"""A quarter of what is allowed for 300 requests; a leak of 9 KiB a request shows."""
 VOCAB = 49_152
 
 

@@ -46,6 +46,7 @@ def machine_of(bench: Any) -> type[RuleBasedStateMachine]:
             max_num_batched_tokens=st.sampled_from([20, 9, 5, 1]),
             max_model_len=st.sampled_from([60, 30, 9, 2]),
             enable_prefix_caching=st.sampled_from([True, True, True, False]),
+            speculating=st.booleans(),
         )
         def begin(self, **options: Any) -> None:
             self.bench = bench(**options)
@@ -61,7 +62,7 @@ def machine_of(bench: Any) -> type[RuleBasedStateMachine]:
                 for i in range(siblings)
             ]
             for sequence in family:
-                self.bench.scheduler.add(sequence)
+                self.bench.queue(sequence)
             self.live += family
             self.known += family[:1]
 

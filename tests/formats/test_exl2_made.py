@@ -21,6 +21,7 @@ from ingle.checkpoint.safetensors import open_checkpoint
 from ingle.plugin import DeviceInfo
 from ingle.quantize.block import BlockShape, HeadBlock, LayerBlock
 from ingle_quant_exl2.format import Exl2Format
+from ingle_quant_exl2.making.measure import _relative
 from ingle_quant_exl2.making.quantizer import Exl2Quantizer
 from ingle_quant_exl2.making.settings import Exl2Options
 
@@ -271,6 +272,14 @@ def test_a_tied_head_becomes_one_of_its_own_and_padding_is_exactly_zero(
         spec = linear_spec("lm_head", quant.decided["lm_head.weight"])
         padded = loader.load_linear(spec, checkpoint).dequantize()  # type: ignore[arg-type]
     assert not padded[VOCABULARY:].any()
+
+
+def test_one_huge_token_does_not_hide_the_errors_of_the_others() -> None:
+    torch.manual_seed(4)
+    reference = torch.randn(64, 32)
+    reference[0] *= 10_000
+    found = reference + 0.1 * torch.randn(64, 32)
+    assert _relative(found, reference) == pytest.approx(0.1, rel=0.1)
 
 
 def test_a_measurement_of_something_else_is_refused(tmp_path: Path) -> None:

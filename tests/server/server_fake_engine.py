@@ -53,6 +53,9 @@ class Stats:
     num_preemptions_total: int = 0
     prefix_cache_queries_total: int = 0
     prefix_cache_hits_total: int = 0
+    num_drafts_total: int = 0
+    num_draft_tokens_total: int = 0
+    num_accepted_tokens_total: int = 0
     requests_finished_total: Mapping[str, int] = field(default_factory=dict)
     time_to_first_token_seconds: Histogram = field(default_factory=Histogram)
     inter_token_seconds: Histogram = field(default_factory=Histogram)

@@ -15,6 +15,8 @@ from ingle.errors import ConfigError
 
 DType = Literal["auto", "float32", "float16", "half", "bfloat16", "float"]
 Device = Literal["auto", "cpu", "cuda"]
+NGRAM = "[ngram]"
+"""The speculative model that is none: prompt lookup."""
 OnMemory = Literal["error", "shrink"]
 ModelImpl = Literal["auto", "ingle", "transformers"]
 GenerationConfig = Literal["auto", "ingle", "vllm"]
@@ -65,6 +67,12 @@ class EngineConfig:
         seed: Seed for requests that bring none; None draws one at start.
         enforce_eager: No compiled decode steps; for debugging, or where there is no C++ compiler.
         single_user_mode: One sequence at a time, tuned for latency.
+        speculative_model: What guesses next tokens, several of which one step then checks:
+            ``[ngram]`` is prompt lookup (what followed the same tokens before), ``none`` nothing,
+            ``auto`` prompt lookup in single-user mode. Answers stay the same.
+        num_speculative_tokens: Tokens guessed at most in a step.
+        ngram_prompt_lookup_max: Tokens that prompt lookup compares at most.
+        ngram_prompt_lookup_min: Tokens at least that must have stood there before.
         strict_plugins: Any plugin failure stops start-up.
         disable_plugin: Plugins not to load, by distribution or entry-point name.
         max_queue_len: Waiting requests at most; more are refused with 429.
@@ -96,6 +104,10 @@ class EngineConfig:
     seed: int | None = None
     enforce_eager: bool = False
     single_user_mode: bool = False
+    speculative_model: str = "auto"
+    num_speculative_tokens: int = 12
+    ngram_prompt_lookup_max: int = 64
+    ngram_prompt_lookup_min: int = 4
     strict_plugins: bool = False
     disable_plugin: tuple[str, ...] = ()
     max_queue_len: int = 1024
@@ -115,6 +127,29 @@ class EngineConfig:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_queue_len"):
             _require_positive(name, getattr(self, name))
         _check_block_size(self.block_size)
+        self._check_speculation()
+
+    def _check_speculation(self) -> None:
+        if self.speculative_model not in ("auto", "none", NGRAM):
+            raise ConfigError(
+                f"--speculative-model must be {NGRAM}, auto or none, got "
+                f"{self.speculative_model!r}. Ingle has no draft models yet."
+            )
+        for name in ("num_speculative_tokens", "ngram_prompt_lookup_min"):
+            _require_positive(name, getattr(self, name))
+        if self.ngram_prompt_lookup_max < self.ngram_prompt_lookup_min:
+            raise ConfigError(
+                f"--ngram-prompt-lookup-max is {self.ngram_prompt_lookup_max} and must be at least "
+                f"--ngram-prompt-lookup-min, which is {self.ngram_prompt_lookup_min}."
+            )
+
+    @property
+    def drafts_from(self) -> str | None:
+        """What guesses next tokens: ``[ngram]`` or None."""
+        name = self.speculative_model
+        if name == NGRAM or (name == "auto" and self.single_user_mode):
+            return NGRAM
+        return None
 
     @property
     def max_running(self) -> int:

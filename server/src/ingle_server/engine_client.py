@@ -109,6 +109,21 @@ class EngineStats(Protocol):
         ...
 
     @property
+    def num_drafts_total(self) -> int:
+        """Guesses of next tokens that were computed."""
+        ...
+
+    @property
+    def num_draft_tokens_total(self) -> int:
+        """Tokens in them."""
+        ...
+
+    @property
+    def num_accepted_tokens_total(self) -> int:
+        """Of these, the ones that were right."""
+        ...
+
+    @property
     def requests_finished_total(self) -> Mapping[str, int]:
         """Sequences ended, by finish reason."""
         ...

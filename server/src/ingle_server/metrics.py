@@ -85,6 +85,13 @@ def _counters(stats: EngineStats) -> Iterator[Metric]:
         ("num_preemptions", "Preemptions.", stats.num_preemptions_total),
         ("prefix_cache_queries", "Tokens looked up.", stats.prefix_cache_queries_total),
         ("prefix_cache_hits", "Tokens found.", stats.prefix_cache_hits_total),
+        ("spec_decode_num_drafts", "Guesses computed.", stats.num_drafts_total),
+        ("spec_decode_num_draft_tokens", "Tokens guessed.", stats.num_draft_tokens_total),
+        (
+            "spec_decode_num_accepted_tokens",
+            "Tokens guessed right.",
+            stats.num_accepted_tokens_total,
+        ),
     ):
         yield CounterMetricFamily(f"ingle_{name}", text, value=value)
     ended = CounterMetricFamily(

@@ -61,14 +61,14 @@ def bench(
     """Measure prefill and decode speed of one sequence, tokens a second, median of the repeats.
 
     Decode kernels are compiled first, as a server does once it is idle; --enforce-eager measures
-    without them.
+    without them. Nothing is guessed ahead unless --speculative-model asks for it.
 
     Args:
         json: Print JSON instead of a table.
     """
     from ingle.cli.session import Session
 
-    session = Session.open(or_demo_model(engine))
+    session = Session.open(or_demo_model(_plain(engine)))
     if session.core.compiler is not None:
         session.core.compiler.compile_now()
     # Random prompts never meet the prefix cache, so it stays as the user wants it.
@@ -76,6 +76,13 @@ def bench(
     timings = [_measure(session, workload, draw) for _ in range(workload.repeats + 1)][1:]
     report = {**_setting(session, workload), **summarise(timings, workload)}
     print(json_module.dumps(report, indent=2) if json else _table(report))
+
+
+def _plain(engine: EngineConfig) -> EngineConfig:
+    """The options, without the speculation that single-user mode brings by itself."""
+    if engine.speculative_model != "auto":
+        return engine
+    return dataclasses.replace(engine, speculative_model="none")
 
 
 def _measure(session: Session, workload: Workload, draw: random.Random) -> Timing:

@@ -130,6 +130,18 @@ class BlockManager:
             table.append(block)
         return True
 
+    def grow_for_drafts(self, sequence: Sequence, count: int, headroom: int) -> int:
+        """How many of ``count`` guessed tokens the sequence has room for, a free block included
+        when more than ``headroom`` are left."""
+        wanted = sequence.num_tokens + count
+        table, size = sequence.block_table, self.block_size
+        if self._num_blocks_for(wanted) > len(table) and len(self._free) > headroom:
+            for block in self._free.take(1, after=table[-1], room=1):
+                self._index.remove(block)
+                self._num_holders[block] = 1
+                table.append(block)
+        return min(count, len(table) * size - sequence.num_tokens)
+
     def commit_copies(self) -> None:
         """Says that the pending copies were executed; their sources may go."""
         for source in self._pending_copies.values():

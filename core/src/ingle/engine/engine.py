@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -59,7 +60,9 @@ from ingle.engine.memory_plan import (
     usable_on_card,
 )
 from ingle.engine.model_runner import ModelRunner
+from ingle.engine.prompt_lookup import LookupLimits, PromptLookup
 from ingle.engine.scheduler import Scheduler, SchedulerLimits
+from ingle.engine.speculation import Speculation
 from ingle.model.build import build_decoder
 from ingle.model.decoder import Decoder, Model
 from ingle.model.weights import WeightSource
@@ -301,7 +304,20 @@ def _scheduler(config: EngineConfig, model: ModelConfig, plan: CachePlan) -> Sch
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=plan.max_model_len,
     )
-    return Scheduler(blocks, limits, model.eos_token_ids)
+    return Scheduler(blocks, limits, model.eos_token_ids, _speculation(config))
+
+
+def _speculation(config: EngineConfig) -> Speculation | None:
+    if config.drafts_from is None:
+        return None
+    limits = LookupLimits(
+        shortest=config.ngram_prompt_lookup_min,
+        longest=config.ngram_prompt_lookup_max,
+        num_tokens=config.num_speculative_tokens,
+    )
+    return Speculation(
+        drafter=partial(PromptLookup, limits), num_tokens=config.num_speculative_tokens
+    )
 
 
 def _info(

@@ -229,7 +229,8 @@ class EngineCore:
         completion, stop_string = self._text(progress)
         if stop_string is not None:
             self.scheduler.finish(sequence, "stop", stop_reason=stop_string)
-        if progress.sampled is not None:
+            sequence.take_back(len(progress.tokens) - len(completion.token_ids))
+        for _ in completion.token_ids:
             self._count_token(group, sequence)
         if sequence.finished:
             completion.finish_reason = sequence.finish_reason
@@ -284,7 +285,7 @@ class EngineCore:
     def stats(self) -> EngineStats:
         """The engine's state now. May be called from any thread."""
         scheduler, metrics = self.scheduler, self.metrics
-        blocks = scheduler.blocks
+        blocks, speculation = scheduler.blocks, scheduler.speculation
         used = blocks.num_usable_blocks - blocks.num_free_blocks
         return EngineStats(
             num_requests_running=len(scheduler.running),
@@ -297,6 +298,9 @@ class EngineCore:
             num_preemptions_total=scheduler.num_preemptions,
             prefix_cache_queries_total=scheduler.prefix_cache_queries,
             prefix_cache_hits_total=scheduler.prefix_cache_hits,
+            num_drafts_total=speculation.num_drafts if speculation else 0,
+            num_draft_tokens_total=speculation.num_draft_tokens if speculation else 0,
+            num_accepted_tokens_total=speculation.num_accepted_tokens if speculation else 0,
             requests_finished_total=dict(metrics.finished),
             time_to_first_token_seconds=metrics.first_token.snapshot(),
             inter_token_seconds=metrics.inter_token.snapshot(),

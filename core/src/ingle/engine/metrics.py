@@ -74,6 +74,9 @@ class EngineStats:
         num_preemptions_total: Times a sequence lost its blocks to an older one.
         prefix_cache_queries_total: Tokens looked up in the prefix cache.
         prefix_cache_hits_total: Of these, the ones found.
+        num_drafts_total: Guesses of next tokens that were computed.
+        num_draft_tokens_total: Tokens in them.
+        num_accepted_tokens_total: Of these, the ones that were right.
         requests_finished_total: Sequences ended, by finish reason.
         time_to_first_token_seconds: One observation per request.
         inter_token_seconds: One observation per generated token but the first.
@@ -96,6 +99,9 @@ class EngineStats:
     num_preemptions_total: int
     prefix_cache_queries_total: int
     prefix_cache_hits_total: int
+    num_drafts_total: int
+    num_draft_tokens_total: int
+    num_accepted_tokens_total: int
     requests_finished_total: Mapping[str, int]
     time_to_first_token_seconds: HistogramData
     inter_token_seconds: HistogramData

@@ -5,7 +5,7 @@ T tokens of the step, S sequences.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -76,7 +76,8 @@ class ModelRunner:
         output = ModelRunnerOutput()
         if sampling:
             logits = self.model.logits(_select(hidden, last_rows))
-            output = _output(sampling, self.sampler(logits, [_row(item) for item in sampling]))
+            rows = [row for item in sampling for row in _rows(item)]
+            output = _output(sampling, self.sampler(logits, rows))
         self._judge_prompts(plan.scheduled, hidden, output)
         self._pool_prompts(plan.scheduled, hidden, output)
         return output
@@ -165,13 +166,15 @@ class ModelRunner:
 def _sampling_rows(
     scheduled: Sequence[ScheduledRequest],
 ) -> tuple[list[ScheduledRequest], list[int]]:
-    """Requests that draw a token, and the batch row of each one's last token."""
-    sampling, rows, end = [], [], 0
+    """Requests that draw a token, and the batch rows of each one's last token and guesses."""
+    sampling: list[ScheduledRequest] = []
+    rows: list[int] = []
+    end = 0
     for item in scheduled:
         end += len(item.token_ids)
         if item.samples:
             sampling.append(item)
-            rows.append(end - 1)
+            rows.extend(range(end - 1 - item.num_draft_tokens, end))
     return sampling, rows
 
 
@@ -181,22 +184,35 @@ def _select(hidden: torch.Tensor, rows: list[int]) -> torch.Tensor:
     return hidden[torch.tensor(rows, device=hidden.device)]
 
 
-def _row(item: ScheduledRequest) -> SamplingRow:
-    history = History(
-        prompt_token_ids=item.prompt_token_ids, output_token_ids=item.output_token_ids
-    )
-    return SamplingRow(
-        params=item.params, seed=item.seed, history=history, sequence_id=item.request_id
-    )
+def _rows(item: ScheduledRequest) -> Iterator[SamplingRow]:
+    """A row behind the known tokens, and one behind each guess."""
+    drafts = item.draft_token_ids
+    for at in range(len(drafts) + 1):
+        output = [*item.output_token_ids, *drafts[:at]] if at else item.output_token_ids
+        yield SamplingRow(
+            params=item.params,
+            seed=item.seed,
+            history=History(prompt_token_ids=item.prompt_token_ids, output_token_ids=output),
+            sequence_id=item.request_id,
+            after=drafts[at - 1] if at else None,
+        )
 
 
 def _output(sampling: Sequence[ScheduledRequest], drawn: Sequence[DrawnToken]) -> ModelRunnerOutput:
-    output = ModelRunnerOutput()
-    for item, token in zip(sampling, drawn, strict=True):
-        if token.error is not None:
-            output.errors[item.request_id] = token.error
-        else:
-            output.sampled[item.request_id] = SampledToken(
-                token_id=token.token_id, logprob=token.logprob
-            )
+    output, at = ModelRunnerOutput(), 0
+    for item in sampling:
+        first, *more = drawn[at : at + 1 + item.num_draft_tokens]
+        at += 1 + item.num_draft_tokens
+        if first.error is not None:
+            output.errors[item.request_id] = first.error
+            continue
+        output.sampled[item.request_id] = _sampled(first)
+        # A row that failed behind a guess is drawn again in the next step, and fails there.
+        right = [_sampled(token) for token in more if token.token_id >= 0]
+        if right:
+            output.followers[item.request_id] = right
     return output
+
+
+def _sampled(token: DrawnToken) -> SampledToken:
+    return SampledToken(token_id=token.token_id, logprob=token.logprob)

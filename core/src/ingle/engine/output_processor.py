@@ -70,25 +70,31 @@ class OutputProcessor:
 
     def process(self, progress: Progress) -> tuple[CompletionOutput, str | None]:
         """The sequence's news, and the stop string that has just ended its text, if one did."""
-        sequence, sampled = progress.sequence, progress.sampled
+        sequence, tokens = progress.sequence, progress.tokens
         output = CompletionOutput(index=sequence.index)
-        if sampled is not None:
-            output.token_ids = [sampled.token_id]
-            if sequence.params.logprobs is not None and sampled.logprob is not None:
-                output.logprobs = [sampled.logprob]
         text = self._texts.get(sequence.sequence_id)
-        if text is None or sequence.finish_reason == "error":
-            return output, None
-        output.text = _new_text(text, progress)
-        return output, text.stop_string
+        stop_string = None
+        if text is not None and sequence.finish_reason != "error":
+            output.text, num_used = _new_text(text, progress)
+            tokens, stop_string = tokens[:num_used], text.stop_string
+        output.token_ids = [token.token_id for token in tokens]
+        logprobs = [token.logprob for token in tokens if token.logprob is not None]
+        if sequence.params.logprobs is not None and logprobs:
+            output.logprobs = logprobs
+        return output, stop_string
 
 
-def _new_text(text: SequenceText, progress: Progress) -> str:
-    """What a sequence's news adds to its text. A token that stops it is no part of the text."""
+def _new_text(text: SequenceText, progress: Progress) -> tuple[str, int]:
+    """What a sequence's news adds to its text, and how many of the tokens do: a stop string ends
+    it wherever it comes. A token that stops it is no part of the text."""
     sequence, new = progress.sequence, ""
     hidden = sequence.finish_reason == "stop" and not sequence.params.include_stop_str_in_output
-    if progress.sampled is not None and not hidden:
-        new = text.push(progress.sampled.token_id)
-    if sequence.finished and text.stop_string is None:
+    tokens = progress.tokens
+    for at, token in enumerate(tokens, start=1):
+        if not hidden or at < len(tokens):
+            new += text.push(token.token_id)
+        if text.stop_string is not None:
+            return new, at
+    if sequence.finished:
         new += text.finish()
-    return new
+    return new, len(tokens)

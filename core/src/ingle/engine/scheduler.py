@@ -10,10 +10,12 @@ import time
 from bisect import insort
 from collections import deque
 from collections.abc import Collection
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 from ingle.engine.block_manager import BlockManager
 from ingle.engine.sequence import Sequence, SequenceStatus
+from ingle.engine.speculation import Speculation
 from ingle.engine.step import ModelRunnerOutput, SampledToken, ScheduledRequest, SchedulerOutput
 from ingle.request import FinishReason
 
@@ -39,10 +41,16 @@ class SchedulerLimits:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """News of one sequence: a token, an end, or both."""
+    """News of one sequence: a token, more that were guessed right, an end, or several of these."""
 
     sequence: Sequence
     sampled: SampledToken | None = None
+    followers: tuple[SampledToken, ...] = ()
+
+    @property
+    def tokens(self) -> tuple[SampledToken, ...]:
+        """All new tokens."""
+        return () if self.sampled is None else (self.sampled, *self.followers)
 
 
 class Scheduler:
@@ -58,10 +66,12 @@ class Scheduler:
         blocks: BlockManager,
         limits: SchedulerLimits,
         eos_token_ids: Collection[int] = (),
+        speculation: Speculation | None = None,
     ) -> None:
         self.blocks = blocks
         self.limits = limits
         self.eos_token_ids = frozenset(eos_token_ids)
+        self.speculation = speculation
         self.max_model_len = min(limits.max_model_len, blocks.capacity_tokens)
         self.running: list[Sequence] = []  # oldest first
         self.waiting: deque[Sequence] = deque()
@@ -76,6 +86,8 @@ class Scheduler:
         """Puts a new sequence at the end of the queue. One of no tokens ends at once."""
         self._live[sequence.sequence_id] = sequence
         self.waiting.append(sequence)
+        if self.speculation is not None:
+            sequence.drafter = self.speculation.drafter()
         if sequence.max_tokens == 0 and not (sequence.judges_prompt or sequence.pools_prompt):
             self.finish(sequence, "length")
             self._ended.append(Progress(sequence))
@@ -92,6 +104,8 @@ class Scheduler:
         sequence.finish_reason, sequence.stop_reason, sequence.error = reason, stop_reason, error
         if self._live.pop(sequence.sequence_id, None) is None:
             return
+        if sequence.drafter is not None:
+            sequence.drafter.close()
         if sequence.status is SequenceStatus.RUNNING:
             self.running.remove(sequence)
         else:
@@ -107,6 +121,8 @@ class Scheduler:
         for sequence in self._live.values():
             sequence.finish_reason, sequence.error = "error", error
             sequence.status, sequence.block_table = SequenceStatus.FINISHED, []
+            if sequence.drafter is not None:
+                sequence.drafter.close()
         self._live.clear()
         self.running.clear()
         self.waiting.clear()
@@ -139,10 +155,25 @@ class Scheduler:
             if not self._make_room(sequence):
                 continue  # it was the last in the list and is out of it
             at += 1
-            share = _share(sequence, budget - (len(self.running) - at))
+            limit = budget - (len(self.running) - at)
+            share = _share(sequence, limit, self._drafts(sequence, limit - 1))
             scheduled.append(share)
             budget -= len(share.token_ids)
         return budget
+
+    def _drafts(self, sequence: Sequence, limit: int) -> SequenceOf[int]:
+        """Guesses that fit the budget, the sequence's end and its blocks; nobody gives way."""
+        if sequence.drafter is None or self.speculation is None:
+            return ()
+        if sequence.num_remaining_tokens != 1 or not sequence.output_token_ids:
+            return ()
+        longest = min(len(sequence.prompt_token_ids) + sequence.max_tokens, self.max_model_len)
+        limit = min(limit, self.speculation.num_tokens, longest - sequence.num_tokens - 1)
+        drafts = sequence.drafter.propose(sequence.token_ids, limit) if limit > 0 else ()
+        if not drafts:
+            return ()
+        room = self.blocks.grow_for_drafts(sequence, len(drafts), len(self.running))
+        return drafts[:room]
 
     def _make_room(self, sequence: Sequence) -> bool:
         """Gets a running sequence its next block, preempting; False when it had to give way."""
@@ -237,14 +268,34 @@ class Scheduler:
                 continue
             sequence.prompt_logprobs += outcome.prompt_logprobs.get(share.request_id, ())
             _add_pooled(sequence, share, outcome)
-            self._advance(sequence, len(share.token_ids))
+            self._advance(sequence, len(share.token_ids) - share.num_draft_tokens)
             if share.samples and sampled is not None:
                 self._append(sequence, sampled.token_id)
-                progress.append(Progress(sequence, sampled))
+                followers = self._follow(sequence, share, outcome)
+                progress.append(Progress(sequence, sampled, followers))
             elif sequence.max_tokens == 0 and sequence.prompt_computed:
                 self.finish(sequence, "length")
                 progress.append(Progress(sequence))
         return progress
+
+    def _follow(
+        self, sequence: Sequence, share: ScheduledRequest, outcome: ModelRunnerOutput
+    ) -> tuple[SampledToken, ...]:
+        """Takes in what was drawn behind right guesses, up to the sequence's end. Keys and values
+        of wrong ones lie beyond its computed tokens and are overwritten."""
+        if not share.num_draft_tokens:
+            return ()
+        drawn, taken = outcome.followers.get(share.request_id, []), 0
+        if sequence.drafter is not None and self.speculation is not None:
+            sequence.drafter.learn(share.num_draft_tokens, len(drawn))
+            self.speculation.count(share.num_draft_tokens, len(drawn))
+        for token in drawn:
+            if sequence.finished:
+                break
+            self._advance(sequence, 1)
+            self._append(sequence, token.token_id)
+            taken += 1
+        return tuple(drawn[:taken])
 
     def fail_newest(self, plan: SchedulerOutput, error: str) -> list[Progress]:
         """Ends the youngest sequence of a step that ran out of memory; the others try again."""
@@ -289,13 +340,13 @@ class Scheduler:
         self.blocks.check_integrity(self.running)
 
 
-def _share(sequence: Sequence, limit: int) -> ScheduledRequest:
-    """The next ``limit`` tokens of a sequence, or as many as it lacks."""
+def _share(sequence: Sequence, limit: int, drafts: SequenceOf[int] = ()) -> ScheduledRequest:
+    """The next ``limit`` tokens of a sequence, or as many as it lacks, with guesses behind."""
     start = sequence.num_computed_tokens
     tokens = sequence.token_ids[start : start + limit]
     return ScheduledRequest(
         request_id=sequence.sequence_id,
-        token_ids=tokens,
+        token_ids=[*tokens, *drafts],
         num_computed_tokens=start,
         block_table=sequence.block_table,
         params=sequence.params,
@@ -305,6 +356,7 @@ def _share(sequence: Sequence, limit: int) -> ScheduledRequest:
         samples=start + len(tokens) == sequence.num_tokens and sequence.max_tokens > 0,
         num_prompt_logprobs=len(sequence.prompt_logprobs) if sequence.judges_prompt else None,
         num_pooled=sequence.num_pooled if sequence.pools_prompt else None,
+        num_draft_tokens=len(drafts),
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
+from ingle.engine.speculation import Drafter
 from ingle.request import FinishReason, SamplingParams, TokenLogprob
 
 
@@ -43,6 +44,7 @@ class Sequence:
         pooled: The sum of what is pooled so far, of the first ``num_pooled`` tokens of the prompt.
         admitted: Whether it ever held blocks.
         admitted_time: When it first did, in seconds of the monotonic clock.
+        drafter: Guesses its next tokens, when the engine speculates.
     """
 
     sequence_id: Final[str]
@@ -67,6 +69,7 @@ class Sequence:
     num_pooled: int = 0
     admitted: bool = False
     admitted_time: float | None = None
+    drafter: Drafter | None = None
     status: SequenceStatus = SequenceStatus.WAITING
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
@@ -110,6 +113,11 @@ class Sequence:
         if not self.judges_prompt or len(self.prompt_logprobs) >= len(self.prompt_token_ids) - 1:
             return last
         return min(last, len(self.prompt_logprobs))
+
+    def take_back(self, count: int) -> None:
+        """Removes the last ``count`` tokens of one that has ended."""
+        if count:
+            del self.token_ids[-count:], self.output_token_ids[-count:]
 
     def append(self, token_id: int) -> None:
         """Adds a generated token."""

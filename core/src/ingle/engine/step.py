@@ -27,6 +27,8 @@ class ScheduledRequest:
             to this. The step adds those of the positions after it that it reaches. None: nobody
             wants any.
         num_pooled: How many of the prompt's tokens have been pooled; None: nobody wants it.
+        num_draft_tokens: How many tokens at the end of ``token_ids`` are guesses: the step draws a
+            token before each and one after the last, as far as the draws equal the guesses.
     """
 
     request_id: str
@@ -40,6 +42,12 @@ class ScheduledRequest:
     samples: bool
     num_prompt_logprobs: int | None = None
     num_pooled: int | None = None
+    num_draft_tokens: int = 0
+
+    @property
+    def draft_token_ids(self) -> Sequence[int]:
+        """The guesses."""
+        return self.token_ids[len(self.token_ids) - self.num_draft_tokens :]
 
     @property
     def seq_len(self) -> int:
@@ -102,12 +110,15 @@ class ModelRunnerOutput:
 
     Attributes:
         sampled: By request id, for every request with ``samples``, unless it failed.
+        followers: By request id: the tokens drawn after that one in the same step, where it and
+            they equal what was guessed; all but the last of them are in the cache.
         errors: By request id: why this request alone must end (NaN logits, say).
         prompt_logprobs: By request id, for every request with ``judging`` positions: one each.
         pooled: By request id, for every request with ``pooling`` positions: the sum over them.
     """
 
     sampled: dict[str, SampledToken] = field(default_factory=dict)
+    followers: dict[str, list[SampledToken]] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
     prompt_logprobs: dict[str, list[TokenLogprob]] = field(default_factory=dict)
     pooled: dict[str, list[float]] = field(default_factory=dict)

@@ -47,17 +47,20 @@ class SamplingRow:
         seed: The request's seed.
         history: What it has seen so far.
         sequence_id: Under which the state of its grammar is kept.
+        after: The guess at the end of ``history``: the row is drawn only when the one before it
+            drew that very token. None: the row follows what is known.
     """
 
     params: SamplingParams
     seed: int
     history: History
     sequence_id: str = ""
+    after: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnToken:
-    """What a row drew: a token, or why it could not."""
+    """What a row drew: a token, or why it could not; neither when the guess before it was wrong."""
 
     token_id: int = -1
     logprob: TokenLogprob | None = None
@@ -83,9 +86,11 @@ class Sampler:
         """``logits`` float32 [R, V], overwritten, to one token per row."""
         greedy = logits.argmax(-1).tolist()
         finite = torch.isfinite(logits.amax(-1)).tolist()
-        drawn = []
+        drawn: list[DrawnToken] = []
         for index, row in enumerate(rows):
-            if not finite[index]:
+            if row.after is not None and drawn[-1].token_id != row.after:
+                drawn.append(DrawnToken())  # its logits follow what was not drawn
+            elif not finite[index]:
                 drawn.append(DrawnToken(error="the model's logits for this request are not finite"))
             else:
                 drawn.append(self._draw_alone(logits[index], row, greedy[index]))

@@ -31,8 +31,8 @@ LEAST_FACTOR: Final = 0.70
 MOST_FACTOR: Final = 1.20
 LEAST_SCALE: Final = 2.0**-30
 """Stands for a scale that is zero when dividing; what it divides is zero then, or lost."""
-TRIAL_VALUES: Final = 1 << 18
-"""Weights tried at a time: 1 MiB, which stays in a core's cache."""
+TRIAL_VALUES: Final = 1 << 17
+"""Weights tried at a time: 512 KiB, which stays in a core's cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from ingle_quant_exl2.making.site_pass import SiteInput, in_place, quantise_site
 PEER_VERSION: Final = "0.3.2"
 """The version of exllamav2 whose files these are like."""
 MEASUREMENT_FILE: Final = "measurement.json"
-KIND: Final = "ingle-exl2-measurement-1"
+KIND: Final = "ingle-exl2-measurement-2"
 
 Made = dict[str, dict[str, torch.Tensor]]
 
