@@ -25,6 +25,6 @@ def load(config: EngineConfig, _on_progress: object = None) -> FakeEngine:
 
 with (
     mock.patch.object(engine_adapter, "load_engine", load),
-    mock.patch.object(cli_app, "find_command", lambda name: make_command(name, serve)),
+    mock.patch.object(cli_app, "find_command", lambda name, *_: make_command(name, serve)),
 ):
     sys.exit(run(["serve", "fake/model", *sys.argv[2:]]))
