@@ -46,6 +46,7 @@ from ingle_server.routes.ollama import (
     ollama_tags,
     ollama_version,
 )
+from ingle_server.routes.openapi import openapi_document
 from ingle_server.routes.page import page, page_file
 from ingle_server.routes.plugins import plugins
 from ingle_server.routes.responses import (
@@ -94,6 +95,7 @@ ROUTES = [
     ollama_show,
     ollama_tags,
     ollama_version,
+    openapi_document,
     page,
     page_file,
     plugins,
@@ -122,7 +124,7 @@ def create_service_app(service: Service) -> ASGIApp:
         exception_handlers={Exception: _error_handler(config.root_path)},
         cors_config=_cors(config),
         request_max_body_size=config.max_body_bytes,
-        openapi_config=None,
+        openapi_config=None,  # ours is in openapi/
         logging_config=None,
         debug=False,
     )

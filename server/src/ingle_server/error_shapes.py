@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -23,13 +23,26 @@ _OLLAMA = re.compile(r"/api/(tags|show|chat|generate|version|ps|embed|embeddings
 _KOBOLD = ("/api/v1/", "/api/latest/", "/api/extra/")
 
 
+Door = Literal["openai", "anthropic", "ollama", "kobold"]
+
+
+def door_of(path: str) -> Door:
+    """Whose clients ask on ``path`` (without the operator's prefix)."""
+    if path.startswith("/v1/messages"):
+        return "anthropic"
+    if _OLLAMA.fullmatch(path):
+        return "ollama"
+    return "kobold" if path.startswith(_KOBOLD) else "openai"
+
+
 def error_body(path: str, error: ApiError) -> bytes:
     """The JSON body of ``error`` on ``path`` (without the operator's prefix)."""
-    if path.startswith("/v1/messages"):
+    door = door_of(path)
+    if door == "anthropic":
         return msgspec.json.encode(anthropic_error(error))
-    if _OLLAMA.fullmatch(path):
+    if door == "ollama":
         return msgspec.json.encode(ollama_error(error))
-    if path.startswith(_KOBOLD):
+    if door == "kobold":
         return msgspec.json.encode(kobold_error(error))
     return error.encode()
 
