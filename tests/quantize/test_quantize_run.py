@@ -190,6 +190,27 @@ def test_a_killed_run_goes_on_to_the_same_bytes(
         assert (undisturbed / file).read_bytes() == (resumed / file).read_bytes(), file
 
 
+def test_a_run_killed_while_it_measures_goes_on_to_its_card(
+    tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model(tmp_path / "model", "llama")
+    options = GptqOptions(group_size=32)
+    undisturbed = make(model, tmp_path / "undisturbed", text, options)
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(command, "_report", killed)
+        with pytest.raises(KeyboardInterrupt):
+            make(model, tmp_path / "killed", text, options)
+    resumed = make(model, tmp_path / "killed", text, options)
+    files = sorted(p.name for p in undisturbed.iterdir())
+    assert files == sorted(p.name for p in resumed.iterdir())
+    for file in files:
+        assert (undisturbed / file).read_bytes() == (resumed / file).read_bytes(), file
+
+
 def test_an_interrupted_run_of_other_options_is_refused(
     tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -185,7 +185,10 @@ def make_quant(
         run.run()
         facts = {**run.facts(), "seed": calibration.seed}
         _finish(run, facts)
-    return _report(model, form, out, config, (facts, quantizer.summary(), asked, began))
+    made = _report(model, form, out, config, (facts, quantizer.summary(), asked, began))
+    # Last of all: a run that is killed while it measures goes on from there.
+    run.progress.finish()
+    return made
 
 
 def _rows(
@@ -219,7 +222,6 @@ def _finish(run: QuantizeRun, facts: Mapping[str, Any]) -> None:
         ),
     )
     write_companions(run.source.info, run.quantizer, written, facts)
-    progress.finish()
 
 
 def _report(

@@ -84,6 +84,8 @@ class QuantizeRun:
             self._pass(self._quantize)
 
     def _pass(self, work: Callable[[LentBlock], None]) -> None:
+        if self.progress.next_block > self.source.config.num_layers:
+            return
         hidden = self.progress.hidden()
         if hidden is None and self.calibration is not None:
             hidden = self._embed(self.calibration)
