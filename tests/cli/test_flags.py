@@ -43,7 +43,9 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
         recorder.calls += 1
 
     command = make_command("record", record)
-    monkeypatch.setattr(app, "find_command", lambda name: command if name == "record" else None)
+    monkeypatch.setattr(
+        app, "find_command", lambda name, argv=(): command if name == "record" else None
+    )
     monkeypatch.setattr(app, "find_commands", lambda: [command])
     for name in ("INGLE_MODEL", "INGLE_CONFIG", "INGLE_SEED"):
         monkeypatch.delenv(name, raising=False)
@@ -229,7 +231,7 @@ def test_a_field_without_a_default_is_a_required_flag(
 
     need.__annotations__["needy"] = Needy
     command = make_command("need", need)
-    monkeypatch.setattr(app, "find_command", lambda name: command)
+    monkeypatch.setattr(app, "find_command", lambda name, argv=(): command)
     assert app.run(["need", "--thing", "4"]) == 0
     assert seen == [4]
     assert app.run(["need"]) == 2

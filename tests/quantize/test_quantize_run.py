@@ -14,8 +14,8 @@ from ingle.checkpoint.safetensors import open_checkpoint
 from ingle.errors import ConfigError
 from ingle.plugin import DeviceInfo, LinearSpec
 from ingle.quantize import command
-from ingle.quantize.calibration import CalibrationConfig
-from ingle.quantize.command import QuantizeConfig, make_quant
+from ingle.quantize.command import make_quant
+from ingle.quantize.config import CalibrationConfig, QuantizeConfig
 from ingle.quantize.run import QuantizeRun
 from ingle_quant_awq.format import AwqFormat
 from ingle_quant_awq.making.options import AwqOptions

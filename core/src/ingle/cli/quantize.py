@@ -50,13 +50,16 @@ def _format_in(argv: Sequence[str]) -> str:
 
 def _function(options: type[Any] | None) -> Callable[..., None]:
     """The function behind the command; its annotations decide the flags."""
-    from ingle.quantize.calibration import CalibrationConfig
-    from ingle.quantize.command import QuantizeConfig, find_format, make_quant
+    from ingle.quantize.config import CalibrationConfig, QuantizeConfig
 
     def run(model: str, out: Path, *, what: Any, calibration: Any, own: Any) -> None:
+        from ingle.quantize.command import make_quant
+
         print(describe(make_quant(model, out, what, calibration, own)))
 
     def refuse(model: str, out: Path, *, what: Any, calibration: Any) -> None:
+        from ingle.quantize.command import find_format
+
         find_format(what.format)
 
     function = refuse if options is None else run

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from ingle.errors import CheckpointError, ConfigError
 from ingle.quantize.calibration_text import read_texts
+from ingle.quantize.config import CalibrationConfig
 from ingle.quantize.tensor_file import write_text
 
 if TYPE_CHECKING:
@@ -19,36 +20,6 @@ if TYPE_CHECKING:
 
 SELF_WRITTEN: Final = "self"
 """What calibration is called that the model writes itself."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CalibrationConfig:
-    """What a model is quantised over.
-
-    Attributes:
-        calibration: A text file, a JSON lines file with a `text`, a parquet file (needs pyarrow),
-            or a folder of these; without it the model writes its own text.
-        calibration_rows: Rows of text.
-        calibration_length: Tokens of a row.
-        seed: Seed of the text the model writes, and of the choice of rows of a file.
-    """
-
-    calibration: str | None = None
-    calibration_rows: int = 16
-    calibration_length: int = 512
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name, least in (("calibration_rows", 1), ("calibration_length", 8), ("seed", 0)):
-            value = getattr(self, name)
-            if value < least:
-                flag = f"--{name.replace('_', '-')}"
-                raise ConfigError(f"{flag} must be at least {least}, got {value}.")
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of all rows."""
-        return self.calibration_rows * self.calibration_length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,6 @@ from ingle.checkpoint.hub import resolve_model
 from ingle.checkpoint.model_config import load_model_config
 from ingle.checkpoint.safetensors import open_checkpoint
 from ingle.checkpoint.tokenizer import load_tokenizer
-from ingle.config import Device
 from ingle.engine.device import choose_device
 from ingle.errors import CapacityError, CheckpointError, ConfigError
 from ingle.plugin.linear import WeightFormat
@@ -25,12 +24,12 @@ from ingle.quantize.block import HEAD
 from ingle.quantize.calibration import (
     SELF_WRITTEN,
     Calibration,
-    CalibrationConfig,
     cached_rows,
     cut_documents,
     keep_rows,
     rows_of_texts,
 )
+from ingle.quantize.config import CalibrationConfig, QuantizeConfig
 from ingle.quantize.output_folder import CARD, Card, Written, write_companions
 from ingle.quantize.progress import MEASURE, QUANTIZE, Progress, fingerprint
 from ingle.quantize.run import QuantizeRun, Source
@@ -41,25 +40,6 @@ from ingle.registry.loader import default_cache_folder, load_plugins
 
 KL_TOKENS = 2048
 """Tokens over which the card's divergence is measured."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuantizeConfig:
-    """What is made, and where.
-
-    Attributes:
-        format: The format to make; `ingle plugins` lists the formats.
-        device: Where blocks are computed; `auto` takes CUDA when there is a card.
-        measure_kl: Measures the result against the original when it is done, for the model card.
-        revision: Branch, tag or commit of a hub id.
-        disable_plugin: Plugins not to load, by distribution or entry-point name.
-    """
-
-    format: str = ""
-    device: Device = "auto"
-    measure_kl: bool = True
-    revision: str | None = None
-    disable_plugin: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from ingle.checkpoint.model_config import ModelConfig
 from ingle.config import Device, EngineConfig
 from ingle.engine.engine import build_engine_core
 from ingle.engine.engine_core import EngineCore
-from ingle.quantize.calibration import CalibrationConfig
+from ingle.quantize.config import CalibrationConfig
 from ingle.request import SamplingParams
 
 _SIDE_BY_SIDE: Final = 32
