@@ -39,7 +39,8 @@ def header_models() -> ModuleType:
 def header_folders(
     header_models: ModuleType, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Path]:
-    """Folders of Llama-3-8B in bf16, and Llama-3-70B in AWQ and in EXL2 2.4."""
+    """Folders of Llama-3-8B in bf16, Llama-3-70B in AWQ and in EXL2 2.4, and Qwen3-30B-A3B in
+    bf16 and in AWQ."""
     m, base = header_models, tmp_path_factory.mktemp("headers")
     packed = {**m.LLAMA_3_70B, "quantization_config": {"quant_method": "awq", "bits": 4}}
     kinds: dict[str, tuple[Any, ...]] = {
@@ -47,10 +48,16 @@ def header_folders(
         "70b-awq": (packed, m.awq, m.dense, "model.safetensors"),
         "70b-exl2": (m.LLAMA_3_70B, m.exl2(2.4), m.exl2(6.03125), "output.safetensors"),
     }
-    return {
+    folders = {
         name: m.write_folder(base / name, config, m.llama_tensors(config, linear, head), file)
         for name, (config, linear, head, file) in kinds.items()
     }
+    awq = {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128}}
+    for name, extra, linear in (("30b-moe", {}, m.dense), ("30b-moe-awq", awq, m.awq)):
+        config = {**m.QWEN3_30B_A3B, **extra}
+        tensors = m.qwen3_moe_tensors(config, linear, m.dense)
+        folders[name] = m.write_folder(base / name, config, tensors, "model.safetensors")
+    return folders
 
 
 @pytest.fixture

@@ -37,6 +37,30 @@ LLAMA_3_70B = {
     "torch_dtype": "float16",
 }
 
+QWEN3_30B_A3B = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "vocab_size": 151936,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 40960,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+
 
 def dense(name: str, outputs: int, inputs: int) -> Tensors:
     """bf16 [N, K]."""
@@ -90,6 +114,40 @@ def llama_tensors(config: dict[str, Any], linear: PackLinear, head: PackLinear) 
             found |= linear(f"{prefix}.{name}", outputs, inputs)
         for norm in ("input_layernorm", "post_attention_layernorm"):
             found[f"{prefix}.{norm}.weight"] = ("BF16", (hidden,))
+    found["model.norm.weight"] = ("BF16", (hidden,))
+    return found | head("lm_head", config["vocab_size"], hidden)
+
+
+def qwen3_moe_tensors(config: dict[str, Any], linear: PackLinear, head: PackLinear) -> Tensors:
+    """Every tensor of a Qwen3 mixture of experts of that shape; routers are never packed."""
+    hidden, inner = config["hidden_size"], config["moe_intermediate_size"]
+    queries, keys = (
+        config[f"num_{kind}_heads"] * config["head_dim"] for kind in ("attention", "key_value")
+    )
+    attention = {
+        "q_proj": (queries, hidden),
+        "k_proj": (keys, hidden),
+        "v_proj": (keys, hidden),
+        "o_proj": (hidden, queries),
+    }
+    expert = {
+        "gate_proj": (inner, hidden),
+        "up_proj": (inner, hidden),
+        "down_proj": (hidden, inner),
+    }
+    found: Tensors = dense("model.embed_tokens", config["vocab_size"], hidden)
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}"
+        for name, shape in attention.items():
+            found |= linear(f"{prefix}.self_attn.{name}", *shape)
+        for number in range(config["num_experts"]):
+            for name, shape in expert.items():
+                found |= linear(f"{prefix}.mlp.experts.{number}.{name}", *shape)
+        found |= dense(f"{prefix}.mlp.gate", config["num_experts"], hidden)
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            found[f"{prefix}.{norm}.weight"] = ("BF16", (hidden,))
+        for norm in ("q_norm", "k_norm"):
+            found[f"{prefix}.self_attn.{norm}.weight"] = ("BF16", (config["head_dim"],))
     found["model.norm.weight"] = ("BF16", (hidden,))
     return found | head("lm_head", config["vocab_size"], hidden)
 

@@ -23,6 +23,13 @@ NORMS_70B = (2 * 80 + 1) * 8192
 KV_VALUES_70B = 2 * 80 * 8 * 128
 LINEARS_8B = 32 * (2 * 4096 * 4096 + 2 * 1024 * 4096 + 3 * 14336 * 4096)
 
+# Qwen3-30B-A3B: 48 layers of q and o (4096 x 2048), k and v (512 x 2048), and 128 experts of three
+# 768 x 2048; per layer a router (128 x 2048), two norms of 2048 and two of 128; a final norm.
+LINEARS_30B = 48 * (2 * 4096 * 2048 + 2 * 512 * 2048 + 128 * 3 * 768 * 2048)
+TABLE_30B = 151936 * 2048
+SMALL_30B = 48 * (128 * 2048 + 2 * 2048 + 2 * 128) + 2048
+KV_VALUES_30B = 2 * 48 * 4 * 128
+
 
 def flags_to_options(flags: str) -> dict[str, str]:
     """``--max-model-len 4096`` as a keyword."""
@@ -61,7 +68,26 @@ def test_llama_3_70b_at_2_4_bits_fits_24_gib_with_fp8_and_embeddings_on_the_host
     assert 0.5 * GIB < verdict.margin_bytes < 2 * GIB
 
 
-def test_the_same_does_not_fit_with_embeddings_on_the_card(fit: Fit) -> None:
+def test_qwen3_30b_a3b_takes_all_its_experts_and_not_just_the_active_ones(fit: Fit) -> None:
+    verdict = fit("30b-moe", "RTX 4090", max_model_len=8192)
+    by_hand = 2 * (LINEARS_30B + 2 * TABLE_30B + SMALL_30B)
+    assert verdict.plan.weights.total_bytes == by_hand
+    assert verdict.plan.weights.total_bytes / GIB == pytest.approx(56.9, abs=0.1)
+    assert verdict.kv_cache_bytes == (8192 + 256) * KV_VALUES_30B * 2
+    assert not verdict.fits
+
+
+def test_qwen3_30b_a3b_in_awq_fits_24_gib(fit: Fit) -> None:
+    verdict = fit("30b-moe-awq", "RTX 4090", max_model_len=8192)
+    packed = LINEARS_30B * (4 + 4 / 128 + 16 / 128) / 8
+    assert verdict.plan.weights.total_bytes == packed + 2 * (2 * TABLE_30B + SMALL_30B)
+    routers = 48 * 128 * 2048  # linears too, and in 16 bits
+    mixed = (packed + 2 * routers) * 8 / (LINEARS_30B + routers)
+    assert verdict.plan.weights.bits_per_weight == pytest.approx(mixed)
+    assert verdict.fits
+
+
+def test_70b_at_2_4_bits_does_not_fit_with_embeddings_on_the_card(fit: Fit) -> None:
     options = {"max_model_len": 8192, "kv_cache_dtype": "fp8"}
     verdict = fit("70b-exl2", "RTX 4090", embedding_device="device", **options)
     assert not verdict.fits
