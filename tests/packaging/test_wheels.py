@@ -40,7 +40,7 @@ def test_core_alone_runs_a_model_without_server_plugins_or_triton(
 ) -> None:
     environment = make_environment("ingle")
     assert installed_plugins(environment) == set()
-    for module in ("ingle_server", "ingle_quant_awq", "litestar", "triton", "transformers"):
+    for module in ("ingle_server", "ingle_quant_awq", "litestar", "triton"):
         assert "ModuleNotFoundError" in environment.python(f"import {module}").stderr
     served = environment.run("ingle", "serve")
     assert (served.returncode, served.stdout) == (2, "")
