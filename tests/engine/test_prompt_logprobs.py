@@ -16,32 +16,6 @@ PROMPT = torch.randint(0, 128, (75,), generator=torch.Generator().manual_seed(5)
 
 
 @pytest.fixture(scope="module")
-def tiny_llama(tmp_path_factory: pytest.TempPathFactory, demo_model_dir: Path) -> Path:
-    """A random Llama of 128 tokens."""
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=128,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    model = transformers.LlamaForCausalLM(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(0, 0.3) if parameter.dim() > 1 else None
-    folder = tmp_path_factory.mktemp("tiny-llama")
-    model.save_pretrained(folder)
-    for file in ("tokenizer.json", "tokenizer_config.json"):
-        (folder / file).write_bytes((demo_model_dir / file).read_bytes())
-    return folder
-
-
-@pytest.fixture(scope="module")
 def wanted(tiny_llama: Path) -> torch.Tensor:
     """transformers' log-probabilities after each token of PROMPT: [T, V]."""
     model = transformers.AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32)

@@ -21,12 +21,11 @@ from ingle.model.compiled_decoder import (
     CompiledDecoder,
     Segments,
     SegmentShapes,
-    head_weights,
     segment_shapes,
+    segment_weights,
 )
 from ingle.model.decode_segment import DecodeEntry, DecodeHead, DecodeSegment
 from ingle.model.decoder import Decoder
-from ingle.model.huge_pages import HugePages
 from ingle.model.segment_package import (
     command,
     example_state,
@@ -133,7 +132,7 @@ def uncompiled(model: Decoder) -> CompiledDecoder:
         last=Uncompiled(DecodeSegment(shapes.last)),  # type: ignore[arg-type]
         head=Uncompiled(DecodeHead(shapes.head)),  # type: ignore[arg-type]
     )
-    return CompiledDecoder(model, segments)
+    return CompiledDecoder(model, segments, segment_weights(model))
 
 
 def relative_error(found: torch.Tensor, wanted: torch.Tensor) -> float:
@@ -252,7 +251,7 @@ def wanted_shapes(core: EngineCore) -> SegmentShapes:
 def test_a_damaged_package_is_not_used(tmp_path: Path, demo_model_dir: Path) -> None:
     core = open_core(save_tiny(tmp_path, demo_model_dir))
     shape = wanted_shapes(core).head
-    weights = head_weights(core.runner.model, HugePages())  # type: ignore[attr-defined]
+    weights = segment_weights(core.runner.model).head  # type: ignore[attr-defined]
     path = package_path(tmp_path, shape)
     path.parent.mkdir()
     path.write_bytes(b"no package at all")

@@ -19,14 +19,11 @@ from ingle.model.compiled_decoder import (
     CompiledDecoder,
     Segments,
     SegmentShapes,
-    entry_weights,
     extra_bytes,
-    head_weights,
-    layer_weights,
     segment_shapes,
+    segment_weights,
 )
 from ingle.model.decoder import Decoder
-from ingle.model.huge_pages import HugePages
 from ingle.model.segment_package import command, load_package, package_path
 from ingle.model.segment_shape import Shape
 from ingle.plugin.device import DeviceInfo
@@ -74,23 +71,16 @@ class DecodeCompiler:
         """Takes the packages on disk into use; False when one is missing or not right here."""
         if not all(path.is_file() for path, _ in self._wanted):
             return False
-        model = self._model
-        last = len(model.layers) - 1
-        pages = HugePages()
-        tried = (
-            entry_weights(model, pages),
-            layer_weights(model, pages, 0),
-            layer_weights(model, pages, last),
-            head_weights(model, pages),
-        )
+        weights = segment_weights(self._model)
+        tried = (weights.entry, weights.layers[0], weights.layers[-1], weights.head)
         entry, layer, end, head = (
-            load_package(*wanted, weights)
-            for wanted, weights in zip(self._wanted, tried, strict=True)
+            load_package(path, shape, tensors)
+            for (path, shape), tensors in zip(self._wanted, tried, strict=True)
         )
         if entry is None or layer is None or end is None or head is None:
             return False
         segments = Segments(entry=entry, layer=layer, last=end, head=head)
-        self._runner.model = CompiledDecoder(model, segments)
+        self._runner.model = CompiledDecoder(self._model, segments, weights)
         return True
 
     def compile_now(self) -> None:

@@ -168,7 +168,7 @@ def extra_bytes(model: Decoder) -> int:
     return sum(map(copied_bytes, [*linears, model.lm_head]))
 
 
-def entry_weights(model: Decoder, pages: HugePages, number: int = 0) -> list[torch.Tensor]:
+def _entry_weights(model: Decoder, pages: HugePages, number: int = 0) -> list[torch.Tensor]:
     """What layer ``number``'s entry is given."""
     layer = _known_layers(model)[number]
     attention = layer.attention
@@ -177,19 +177,34 @@ def entry_weights(model: Decoder, pages: HugePages, number: int = 0) -> list[tor
     return [layer.input_norm.weight, *projection, *(norm.weight for norm in head_norms)]
 
 
-def layer_weights(model: Decoder, pages: HugePages, number: int) -> list[torch.Tensor]:
+def _layer_weights(model: Decoder, pages: HugePages, number: int) -> list[torch.Tensor]:
     """What layer ``number``'s segment is given, the next layer's entry included."""
     layer = _known_layers(model)[number]
     _, o_proj, gate_up_proj, down_proj = _linears(layer)
     weights = [*linear_tensors(o_proj, pages), layer.post_attention_norm.weight]
     weights += [*linear_tensors(gate_up_proj, pages), *linear_tensors(down_proj, pages)]
     is_last = number + 1 == len(model.layers)
-    return weights if is_last else [*weights, *entry_weights(model, pages, number + 1)]
+    return weights if is_last else [*weights, *_entry_weights(model, pages, number + 1)]
 
 
-def head_weights(model: Decoder, pages: HugePages) -> list[torch.Tensor]:
-    """What the output head's segment is given."""
-    return [model.norm.weight, *linear_tensors(model.lm_head, pages)]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentWeights:
+    """What each segment is given: the first layer's entry, every layer, and the output head."""
+
+    entry: list[torch.Tensor]
+    layers: list[list[torch.Tensor]]
+    head: list[torch.Tensor]
+
+
+def segment_weights(model: Decoder) -> SegmentWeights:
+    """The weights of ``model``, whose ``segment_shapes`` are not None; copies where a segment reads
+    another layout than the model's own."""
+    pages = HugePages()
+    return SegmentWeights(
+        entry=_entry_weights(model, pages),
+        layers=[_layer_weights(model, pages, at) for at in range(len(model.layers))],
+        head=[model.norm.weight, *linear_tensors(model.lm_head, pages)],
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,9 +223,10 @@ class CompiledDecoder:
     Args:
         model: The decoder; ``segment_shapes`` of it is what ``segments`` were compiled for.
         segments: Loaded and found right on this machine.
+        weights: ``segment_weights(model)``.
     """
 
-    def __init__(self, model: Decoder, segments: Segments) -> None:
+    def __init__(self, model: Decoder, segments: Segments, weights: SegmentWeights) -> None:
         table = model.rotaries[0]
         assert table is not None
         self._model = model
@@ -218,16 +234,13 @@ class CompiledDecoder:
         self._layers = _known_layers(model)
         self._rotary: RotaryTable = table
         self._storages: dict[int, Storage | None] = {}
-        pages = HugePages()
-        self._entry_weights = entry_weights(model, pages)
-        self._weights = [layer_weights(model, pages, at) for at in range(len(self._layers))]
-        self._head_weights = head_weights(model, pages)
+        self._weights = weights
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """As ``Decoder.logits``."""
         if hidden.shape[0] != 1:
             return self._model.logits(hidden)
-        (logits,) = self._segments.head([hidden[0].float(), *self._head_weights])
+        (logits,) = self._segments.head([hidden[0].float(), *self._weights.head])
         return self._model.bounded(logits.unsqueeze(0))
 
     def normed(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -244,7 +257,7 @@ class CompiledDecoder:
         x = self._model.embedding[batch.token_ids]
         cos, sin = (part.view(-1) for part in self._rotary.at(batch.positions))
         residual = x[0].float()
-        turned, value = self._segments.entry([residual, cos, sin, *self._entry_weights])
+        turned, value = self._segments.entry([residual, cos, sin, *self._weights.entry])
         segment, last = self._segments.layer, len(self._layers) - 1
         places = _Places(batch.spans[0])
         for number, (layer, cache) in enumerate(zip(self._layers, caches, strict=True)):
@@ -254,7 +267,7 @@ class CompiledDecoder:
                 where = _copies(layer, cache, batch, key, value)
             else:
                 where = places.of(layer, storage)
-            inputs = [turned, value, residual, cos, sin, *where, *self._weights[number]]
+            inputs = [turned, value, residual, cos, sin, *where, *self._weights.layers[number]]
             if number < last:
                 residual, turned, value = segment(inputs)
         (residual,) = self._segments.last(inputs)
