@@ -50,8 +50,10 @@ fix: install ## Let ruff repair what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: install ## Generate docs/cli.md from the command definitions
+docs: install ## Generate docs/cli.md and the pictures, build the site into site/, check its links
 	$(BIN)/python -m ingle.cli.reference docs/cli.md
+	$(BIN)/python tools/pictures.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 bench: install ## Speed of MODEL (the demo model when unset) at batch 1
 	$(BIN)/ingle bench $(MODEL)
@@ -66,4 +68,4 @@ bench-gpu: install ## Kernels on the card in this machine
 	$(BIN)/python tests/benchmarks/bench_gpu.py
 
 clean: ## Remove .venv and caches
-	rm -rf $(VENV) dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) dist site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

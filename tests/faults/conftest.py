@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "end_to_end")]
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "end_to_end"))
 
 from live_server import LiveServer, live_server
 
+HERE = Path(__file__).parent
 FLAGS = ("--enforce-eager", "--served-model-name", "demo", "--max-model-len", "2048")
 
 
@@ -30,6 +31,10 @@ class FaultyServer:
         writing = self._orders.with_suffix(".new")
         writing.write_text(deed)
         os.replace(writing, self._orders)
+
+    def is_waiting(self) -> bool:
+        """Whether no step has taken the order yet."""
+        return self._orders.exists()
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from fault_clients import PATH, PATIENCE, Client, completion, eventually
 from live_server import LiveServer
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-ROOM = 8  # --max-num-seqs 4 and --max-queue-len 4
 
 
 @contextmanager
@@ -51,9 +50,10 @@ def test_a_full_queue_is_429_and_empties_when_clients_leave(
 ) -> None:
     body = request(json.dumps(completion(stream=stream)).encode())
     with ExitStack() as stack:
-        for _ in range(ROOM):
-            stack.enter_context(connection(sturdy_server)).sendall(body)
-        eventually(lambda: sturdy_server.gauges()["ingle_num_requests_waiting"] == 4)
+        for state in ("running", "waiting"):
+            for _ in range(4):
+                stack.enter_context(connection(sturdy_server)).sendall(body)
+            eventually(lambda s=state: sturdy_server.gauges()[f"ingle_num_requests_{s}"] == 4)
         response = sturdy_server.http.post(PATH, json=completion(stream=stream))
         assert response.status_code == 429
         assert int(response.headers["retry-after"]) >= 1

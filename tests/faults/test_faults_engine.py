@@ -76,7 +76,7 @@ def test_a_second_signal_stops_even_a_server_whose_step_hangs(faulty: Any) -> No
     running = faulty("--shutdown-timeout", "600")
     both = two_under_way(running.server)
     running.order("hang")
-    eventually(lambda: not (running._orders.exists()))
+    eventually(lambda: not running.is_waiting())
     began = time.monotonic()
     running.server.popen.send_signal(signal.SIGTERM)
     eventually(lambda: running.server.http.get("/health").status_code == 503)
@@ -89,7 +89,8 @@ def test_a_second_signal_stops_even_a_server_whose_step_hangs(faulty: Any) -> No
 def test_sigterm_lets_running_requests_finish_and_refuses_new_ones(faulty: Any) -> None:
     running = faulty("--shutdown-timeout", "120")
     fields: dict[str, Any] = {"max_tokens": 100, "logprobs": 0}
-    streamed, plain = Client(running.server, stream=True, **fields), Client(running.server, **fields)
+    streamed = Client(running.server, stream=True, **fields)
+    plain = Client(running.server, **fields)
     eventually(lambda: running.server.gauges()["ingle_num_requests_running"] == 2)
     running.server.popen.send_signal(signal.SIGTERM)
     eventually(lambda: running.server.http.get("/health").status_code == 503)

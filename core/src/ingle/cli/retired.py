@@ -71,7 +71,7 @@ RETIRED: Final[Mapping[str, Retired]] = {
     "--engine-use-ray": _switch(_NO_RAY),
     "--guided-decoding-backend": _valued("there is no backend to choose."),
     "--kv-cache-memory": _renamed("--kv-cache-memory-bytes"),
-    "--launch-kobold-api": _switch("Kobold clients can speak the OpenAI API under /v1."),
+    "--launch-kobold-api": _switch("Kobold's API is always there, under /api/v1."),
     "--load-format": _valued("weights are always read from safetensors.", "auto", "safetensors"),
     "--long-prefill-token-threshold": _valued(_CHUNKED),
     "--max-context-len-to-capture": _valued(_GRAPHS),
