@@ -9,7 +9,7 @@ QUIET_CORES := OMP_WAIT_POLICY=passive
 PYTEST := $(QUIET_CORES) $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-slow test-all test-container fuzz-formats bench-packed check fix docs bench bench-speculation bench-gpu clean
+.PHONY: help install demo serve test test-slow test-all previous-plugins test-container fuzz-formats bench-packed check fix docs bench bench-speculation bench-gpu clean
 
 help: ## What there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 18
@@ -36,6 +36,9 @@ test-all: test test-slow ## Both
 
 fuzz-formats: install ## Thousands of random AWQ, GPTQ and EXL2 files through ingle dequantize
 	INGLE_FUZZ_ROUNDS=150 $(PYTEST) tests/formats/test_wild_files.py
+
+previous-plugins: install ## The last release of each plugin with this core
+	$(BIN)/python tools/previous_plugins.py
 
 test-container: install ## Run the container file's steps in an empty Debian (root, debootstrap)
 	$(BIN)/python tools/container.py --debootstrap

@@ -88,3 +88,30 @@ def test_a_check_says_what_would_be_stamped(copy: Path) -> None:
     assert "would stamp plugins/quant_awq/pyproject.toml" in done.stdout
     assert git(copy, "status", "--porcelain") == ""
     assert git(copy, "tag") == ""
+
+
+def previous_plugins(folder: Path) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, str(ROOT / "tools/previous_plugins.py"), "--root", str(folder)]
+    return subprocess.run(line, capture_output=True, text=True, check=False)
+
+
+def test_without_a_release_there_is_no_older_plugin_to_check(copy: Path) -> None:
+    done = previous_plugins(copy)
+    assert (done.returncode, done.stdout) == (0, "No plugin was released yet: nothing to check.\n")
+
+
+@pytest.mark.slow
+def test_the_last_release_of_each_plugin_is_tried_with_this_core(copy: Path) -> None:
+    """A release whose plugin asks for a newer contract is noticed; one like today's is not."""
+    assert release(copy, "0.7.3").returncode == 0
+    done = previous_plugins(copy)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(" as released: ") == 4
+    plugin = copy / "plugins/kv_fp8/src/ingle_kv_fp8/plugin.py"
+    text = re.sub(r"INGLE_PLUGIN_API = .*", "INGLE_PLUGIN_API = (0, 99)", plugin.read_text())
+    plugin.write_text(text)
+    git(copy, "commit", "--all", "--quiet", "--message", "Ask for more")
+    git(copy, "tag", "ingle-kv-fp8-0.7.4")
+    done = previous_plugins(copy)
+    assert "ingle-kv-fp8 as released: ingle-kv-fp8-0.7.4" in done.stdout
+    assert done.returncode != 0
