@@ -57,7 +57,7 @@ def sturdy_server(
     demo_model_dir: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LiveServer]:
     """A server shared by tests that leave it well, with limits that are quickly reached."""
-    limits = ("--max-num-seqs", "4", "--max-queue-len", "4", "--header-timeout", "1")
+    limits = ("--max-num-seqs", "4", "--max-queue-len", "4", "--header-timeout", "2")
     folder = tmp_path_factory.mktemp("sturdy")
     with live_server(folder, demo_model_dir, *FLAGS, *limits) as server:
         yield server

@@ -107,6 +107,7 @@ def test_a_page_that_rebinds_its_name_is_refused(sturdy_server: LiveServer) -> N
         assert "evil.example" in response.json()["error"]["message"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunked", [True, False])
 def test_a_huge_body_is_refused_without_being_kept(
     sturdy_server: LiveServer, chunked: bool
@@ -128,7 +129,8 @@ def test_a_huge_body_is_refused_without_being_kept(
                 sock.sendall(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
         except (ConnectionResetError, BrokenPipeError):
             pass  # it need not wait for the rest
-        assert b" 413 " in read_all(sock)[:20] or True
+        answer = read_all(sock)  # nothing, where the connection was reset while we still sent
+    assert not answer or answer.split(b" ")[1] in (b"408", b"413"), answer[:200]
     assert resident_bytes(sturdy_server) - before < 64 * 2**20
     check_well(sturdy_server)
 
@@ -148,9 +150,10 @@ SLOW = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SLOW)
 def test_half_a_request_is_given_up_after_a_while(sturdy_server: LiveServer, name: str) -> None:
-    """``--header-timeout 1``; the answer, if any, says so."""
+    """``--header-timeout 2``; the answer, if any, says so."""
     with connection(sturdy_server) as sock:
         sock.sendall(SLOW[name])
         answer = read_all(sock)
@@ -158,6 +161,7 @@ def test_half_a_request_is_given_up_after_a_while(sturdy_server: LiveServer, nam
     check_well(sturdy_server)
 
 
+@pytest.mark.slow
 def test_a_body_that_drips_is_given_up_though_it_never_stops(sturdy_server: LiveServer) -> None:
     began = time.monotonic()
     with connection(sturdy_server) as sock:
@@ -180,6 +184,7 @@ def test_a_body_that_drips_is_given_up_though_it_never_stops(sturdy_server: Live
     check_well(sturdy_server)
 
 
+@pytest.mark.slow
 def test_idle_connections_starve_nobody(sturdy_server: LiveServer) -> None:
     with ExitStack() as stack:
         for _ in range(1000):

@@ -23,7 +23,7 @@ from ingle.demo_model.gguf import GGUFFile
 from ingle.demo_model.hf_folder import write_hf_folder
 
 common = settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 NUMBERS = st.sampled_from([-1, 0, 1, 2, 3, 7, 64, 2**31, 2**63, 2**64, 10**30, 0.5, 1e308])
 VALUES = st.recursive(
