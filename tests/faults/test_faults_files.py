@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -90,15 +89,6 @@ def test_a_full_disk_is_one_clear_line_where_a_file_was_asked_for(tmp_path: Path
     assert "File too large" in complaint
     assert not target.exists()
     assert [path for path in tmp_path.iterdir() if path.name.startswith(".model-")] == []
-
-
-def test_a_taken_port_is_named_before_anything_is_loaded(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        done = run(tmp_path, ["serve", "/no/such/model", "--port", port])
-    assert done.returncode == 1
-    (complaint,) = done.stderr.strip().splitlines()
-    assert f"127.0.0.1:{port} is in use" in complaint
 
 
 def test_two_servers_cannot_listen_on_one_port(copied: tuple[LiveServer, Path]) -> None:
