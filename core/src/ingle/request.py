@@ -9,6 +9,7 @@ from itertools import chain
 from typing import Any, Final, Literal
 
 from ingle.errors import RequestError
+from ingle.sampler_order import read_order
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 Pooling = Literal["mean", "last"]
@@ -18,8 +19,11 @@ MIN_TEMPERATURE = 1e-5
 """Temperatures below this are greedy: dividing logits by less overflows float32."""
 MAX_N = 128
 MAX_LOGPROBS = 20
-MAX_STOP_STRINGS = 16
+MAX_STOP_STRINGS = 64
 MAX_LOOKBACK = 1024
+MAX_BANNED_STRINGS = 1024
+MAX_BANNED_CHARS = 200
+"""Of one banned string."""
 _RANGES: Final = (
     ("top_a", 0.0, 1.0),
     ("tfs", 0.0, 1.0),
@@ -34,7 +38,7 @@ _RANGES: Final = (
     ("skew", -10.0, 10.0),
     ("dynatemp_min", 0.0, 10.0),
     ("dynatemp_max", 0.0, 10.0),
-    ("dynatemp_exponent", 0.01, 100.0),
+    ("dynatemp_exponent", 0.0, 100.0),
     ("mirostat_tau", 0.0, 100.0),
     ("mirostat_eta", 0.0, 100.0),
     ("dry_multiplier", 0.0, 100.0),
@@ -101,6 +105,12 @@ class SamplingParams:
         dry_*: DRY repetition penalty; multiplier 0 is off, breakers are token ids.
         bad_words_token_ids: Token sequences that never appear in the output.
         allowed_token_ids: The only tokens that may be drawn.
+        sampler_priority: Samplers in the order in which they work, by the names of
+            ``ingle.sampler_order``, Aphrodite's names or its numbers; those left out come behind,
+            in their usual order. Empty keeps that.
+        repetition_penalty_range: Tokens the repetition penalty looks back at; 0 looks at all.
+        banned_strings: Texts that never appear in the output, whatever their case: the sequence
+            goes back to the token in which one began, and on with another one.
     """
 
     n: int = 1
@@ -154,6 +164,9 @@ class SamplingParams:
     dry_early_exit_match_len: int = 8
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
+    banned_strings: tuple[str, ...] = ()
+    sampler_priority: tuple[str | int, ...] = ()
+    repetition_penalty_range: int = 0
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -164,6 +177,8 @@ class SamplingParams:
         _check_integers(self)
         _check_floats(self)
         _check_stop(self)
+        _check_banned(self)
+        _read_priority(self)
 
     @property
     def greedy(self) -> bool:
@@ -212,6 +227,7 @@ def _check_integers(params: SamplingParams) -> None:
     _check_integer(params, "no_repeat_ngram_size", 0, MAX_LOOKBACK)
     _check_integer(params, "dry_allowed_length", 1, MAX_LOOKBACK)
     _check_integer(params, "dry_range", 0, None)
+    _check_integer(params, "repetition_penalty_range", 0, None)
     _check_integer(params, "dry_max_ngram", 1, MAX_LOOKBACK)
     _check_integer(params, "dry_max_occurrences", 1, MAX_LOOKBACK)
     _check_integer(params, "dry_early_exit_match_len", 1, MAX_LOOKBACK)
@@ -243,6 +259,10 @@ def _check_floats(params: SamplingParams) -> None:
         _check_float(params, name, low, high)
     if params.tfs == 0:
         raise _refuse("tfs", params.tfs, "greater than 0")
+    if params.dry_base <= 1:
+        raise _refuse("dry_base", params.dry_base, "greater than 1")
+    if params.dynatemp_exponent == 0:
+        raise _refuse("dynatemp_exponent", params.dynatemp_exponent, "greater than 0")
     if params.dynatemp_min > params.dynatemp_max:
         raise _refuse("dynatemp_min", params.dynatemp_min, "at most dynatemp_max")
     for token_id, bias in params.logit_bias.items():
@@ -256,6 +276,26 @@ def _check_stop(params: SamplingParams) -> None:
     for text in params.stop:
         if not isinstance(text, str) or not text:
             raise _refuse("stop", text, "a non-empty string")
+
+
+def _check_banned(params: SamplingParams) -> None:
+    object.__setattr__(params, "banned_strings", tuple(params.banned_strings))
+    if len(params.banned_strings) > MAX_BANNED_STRINGS:
+        raise _refuse("banned_strings", len(params.banned_strings), f"at most {MAX_BANNED_STRINGS}")
+    for text in params.banned_strings:
+        if not isinstance(text, str) or not 1 <= len(text) <= MAX_BANNED_CHARS:
+            raise _refuse("banned_strings", text, f"texts of 1 to {MAX_BANNED_CHARS} characters")
+
+
+def _read_priority(params: SamplingParams) -> None:
+    if not params.sampler_priority:
+        object.__setattr__(params, "sampler_priority", ())
+        return
+    try:
+        order = read_order(params.sampler_priority)
+    except ValueError as error:
+        raise RequestError(f"sampler_priority: {error}.", param="sampler_priority") from None
+    object.__setattr__(params, "sampler_priority", order)
 
 
 def check_token_ids(params: SamplingParams, vocab_size: int) -> None:

@@ -326,6 +326,31 @@ class Scheduler:
         elif num_output >= sequence.max_tokens or sequence.num_tokens >= self.max_model_len:
             self.finish(sequence, "length")
 
+    def roll_back(self, sequence: Sequence, num_output: int, token_id: int) -> None:
+        """Sends a sequence back to its first ``num_output`` output tokens, without ``token_id``
+        behind them. One that has just ended lives again.
+
+        It gives up its blocks like a preempted one, and finds in the prefix cache what it keeps.
+        Without that cache nobody shares its blocks, and it writes over them.
+        """
+        kept = sequence.status is SequenceStatus.RUNNING and not self.blocks.enable_prefix_caching
+        if sequence.finished:
+            self._live[sequence.sequence_id] = sequence
+        elif not kept:
+            self.running.remove(sequence)
+            self.blocks.free(sequence)
+        sequence.roll_back(num_output, token_id)
+        del sequence.block_digests[sequence.num_tokens // self.blocks.block_size :]
+        if kept:
+            last = sequence.num_tokens - 1
+            sequence.num_computed_tokens = min(sequence.num_computed_tokens, last)
+        else:
+            sequence.status = SequenceStatus.WAITING
+            self.waiting.appendleft(sequence)
+        if self.speculation is not None and sequence.drafter is not None:
+            sequence.drafter.close()
+            sequence.drafter = self.speculation.drafter()
+
     def check_integrity(self) -> None:
         """Raises RuntimeError unless queues and blocks agree."""
         queued = [*self.running, *self.waiting]
@@ -357,6 +382,8 @@ def _share(sequence: Sequence, limit: int, drafts: SequenceOf[int] = ()) -> Sche
         num_prompt_logprobs=len(sequence.prompt_logprobs) if sequence.judges_prompt else None,
         num_pooled=sequence.num_pooled if sequence.pools_prompt else None,
         num_draft_tokens=len(drafts),
+        bans=sequence.bans,
+        num_roll_backs=sequence.num_roll_backs,
     )
 
 

@@ -71,7 +71,14 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
 
+    # TabbyAPI's: texts that are gone back from, and ids (as a list or as "1,2") never drawn.
+    banned_strings: str | list[str] | None = None
+    banned_tokens: str | list[int] | None = None
+    allowed_tokens: str | list[int] | None = None
+
     # Aphrodite's samplers.
+    sampler_priority: str | list[int | str] | None = None
+    custom_token_bans: str | list[int] | None = None
     top_a: float | None = None
     tfs: float | None = None
     typical_p: float | None = None
@@ -100,7 +107,25 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     dry_max_occurrences: int | None = None
     dry_early_exit_match_len: int | None = None
 
+    # KoboldCpp's order, and the repetition penalty's reach as TabbyAPI has it.
+    sampler_order: list[int] | None = None
+    penalty_range: int | None = None
+
     # The same under names that other engines gave them.
+    repetition_penalty_range: int | None = None
+    repetition_range: int | None = None
+    rep_pen_range: int | None = None
+    rep_pen: float | None = None
+    min_temp: float | None = None
+    max_temp: float | None = None
+    temp_exponent: float | None = None
+    stop_sequence: str | list[str] | None = None
+    stopping_strings: str | list[str] | None = None
+    ban_eos_token: bool | None = None
+    add_bos_token: bool | None = None
+    grammar_string: str | None = None
+    regex_pattern: str | None = None
+    json_schema: str | dict[str, Any] | None = None
     typical: float | None = None
     top_n_sigma: float | None = None
     dynatemp_low: float | None = None
