@@ -9,8 +9,9 @@ from typing import Any
 from ingle import GrammarSpec, SamplingParams
 from ingle.request import check_token_ids
 from ingle_server.engine_client import ModelInfo
-from ingle_server.errors import ApiError, bad_request, not_supported, shown
+from ingle_server.errors import ApiError, bad_request, shown
 from ingle_server.flight import Prompt
+from ingle_server.lacking import check_lacking
 from ingle_server.schemas.sampling import SamplingFields
 from ingle_server.spellings import spelled_values, stop_strings
 from ingle_server.words import Words
@@ -106,7 +107,7 @@ def check_fields(fields: SamplingFields, info: ModelInfo, limits: Limits = STRIC
     _check_stream_options(fields)
     _check_stop(fields, limits.max_stops)
     _check_cache_salt(fields.cache_salt)
-    _check_unsupported(fields)
+    check_lacking(fields)
     check_logprobs("prompt_logprobs", fields.prompt_logprobs)
     if fields.stream and fields.prompt_logprobs is not None:
         raise bad_request("prompt_logprobs cannot be streamed.", "prompt_logprobs")
@@ -188,15 +189,6 @@ def _check_truncation(value: int, info: ModelInfo) -> None:
             f"truncate_prompt_tokens must be -1 or from 1 to {info.max_model_len}, got {value}.",
             "truncate_prompt_tokens",
         )
-
-
-def _check_unsupported(fields: SamplingFields) -> None:
-    if fields.prompt_embeds is not None:
-        raise bad_request(
-            "prompt_embeds is refused: tensors are not taken from clients.", "prompt_embeds"
-        )
-    if fields.use_beam_search:
-        raise not_supported("use_beam_search", "Beam search")
 
 
 def check_logprobs(name: str, value: int | None) -> None:

@@ -48,6 +48,8 @@ class Sequence:
         bans: By number of output tokens before them: tokens that may not come there, because a
             banned string began with them.
         num_roll_backs: How often it was sent back.
+        num_draft_tokens: Tokens guessed for it.
+        num_accepted_tokens: Of these, the ones that were right.
     """
 
     sequence_id: Final[str]
@@ -75,6 +77,8 @@ class Sequence:
     drafter: Drafter | None = None
     bans: dict[int, set[int]] = field(default_factory=dict)
     num_roll_backs: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
     status: SequenceStatus = SequenceStatus.WAITING
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None

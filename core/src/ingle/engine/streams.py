@@ -111,6 +111,8 @@ def merge_output(older: RequestOutput, newer: RequestOutput) -> None:
         older.prompt_logprobs = newer.prompt_logprobs
     if newer.embedding is not None:
         older.embedding = newer.embedding
+    if newer.times is not None:
+        older.times = newer.times
 
 
 def _merge_completion(older: CompletionOutput, newer: CompletionOutput) -> None:

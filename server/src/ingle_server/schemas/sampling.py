@@ -138,9 +138,29 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     timings: bool | None = None
     timings_per_token: bool | None = None
 
-    # Not supported yet.
+    # Not there: known only to be refused by name, see ``lacking.py``.
     use_beam_search: bool | None = None
     prompt_embeds: Any = None
+    num_beams: Any = None
+    guidance_scale: Any = None
+    cfg_scale: Any = None
+    token_healing: Any = None
+    encoder_repetition_penalty: Any = None
+    penalty_alpha: Any = None
+    repetition_decay: Any = None
+    adaptive_target: Any = None
+    response_prefix: Any = None
+    priority: Any = None
+    thinking_token_budget: Any = None
+    repetition_detection: Any = None
+    logprob_token_ids: Any = None
+    logits_processors: Any = None
+    kv_transfer_params: Any = None
+    mm_processor_kwargs: Any = None
+    media_io_kwargs: Any = None
+    vllm_xargs: Any = None
+    aphrodite_xargs: Any = None
+    spaces_between_special_tokens: bool | None = None
 
 
 class PromptLogprob(msgspec.Struct, kw_only=True):
