@@ -93,11 +93,16 @@ def shutting_down() -> ApiError:
     return ApiError(503, "The server is shutting down.", headers={"retry-after": "5"})
 
 
-def engine_dead(*, in_flight: bool) -> ApiError:
+class StepHungError(EngineDeadError):
+    """A step of the engine does not return; the message may be shown to clients."""
+
+
+def engine_dead(*, in_flight: bool, error: EngineDeadError | None = None) -> ApiError:
     """A 500 for a request that the engine's death cut off, a 503 for a later one."""
+    reason = str(error) if isinstance(error, StepHungError) else "The engine has stopped"
     if in_flight:
-        return ApiError(500, "The engine has stopped; the request was not completed.")
-    return ApiError(503, "The engine has stopped; the server is about to exit.")
+        return ApiError(500, f"{reason}; the request was not completed.")
+    return ApiError(503, f"{reason}; the server is about to exit.")
 
 
 def generation_failed() -> ApiError:
@@ -138,7 +143,7 @@ def to_api_error(error: Exception) -> ApiError:
             headers={"retry-after": "1"},
         )
     if isinstance(error, EngineDeadError):
-        return engine_dead(in_flight=True)
+        return engine_dead(in_flight=True, error=error)
     if isinstance(error, HTTPException) and error.status_code != 500:
         return _from_litestar(error)
     logger.error("Unexpected error while answering a request", exc_info=error)
