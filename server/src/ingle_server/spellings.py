@@ -57,12 +57,15 @@ def banned_strings(value: str | list[str] | None) -> tuple[str, ...]:
 
 def stop_strings(fields: SamplingFields) -> tuple[str, ...]:
     """Every stop string, under whichever name."""
-    names = (fields.stop, fields.stop_sequence, fields.stopping_strings)
-    given = [[value] if isinstance(value, str) else value for value in names if value]
-    if len(given) < 2:
-        return tuple(given[0]) if given else ()
+    stop = [fields.stop] if isinstance(fields.stop, str) else fields.stop or []
+    more = [
+        text
+        for value in (fields.stop_sequence, fields.stopping_strings)
+        for text in ([value] if isinstance(value, str) else value or ())
+        if text
+    ]
     # SillyTavern sends the same list under two names.
-    return tuple(dict.fromkeys(text for texts in given for text in texts))
+    return tuple(dict.fromkeys([*stop, *more])) if more else tuple(stop)
 
 
 def _banned_ids(fields: SamplingFields, info: ModelInfo) -> tuple[tuple[int, ...], ...]:
