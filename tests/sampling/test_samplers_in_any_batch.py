@@ -93,7 +93,8 @@ def params_of(name: str) -> SamplingParams:
 
 
 def engine(folder: Path, **options: Any) -> LLM:
-    fixed = {"dtype": "float32", "block_size": 8, "speculative_model": "none"}
+    fixed: dict[str, Any] = {"dtype": "float32", "block_size": 8, "speculative_model": "none"}
+    fixed["kv_cache_memory_bytes"] = "1MiB"  # room for all, where not said otherwise
     return LLM(str(folder), **{**fixed, **options})
 
 
