@@ -14,6 +14,7 @@ from ingle.engine.info import EngineInfo
 from ingle.engine.metrics import EngineMetrics, EngineStats
 from ingle.engine.output_processor import OutputProcessor
 from ingle.engine.request_group import RequestGroup
+from ingle.engine.roll_back import roll_back
 from ingle.engine.scheduler import Progress, Scheduler
 from ingle.engine.sequence import Sequence
 from ingle.engine.sequence_text import TextNews
@@ -238,7 +239,7 @@ class EngineCore:
             self.scheduler.finish(sequence, "length", stop_reason=GAVE_UP)
         if news.roll_back is not None:
             back = news.roll_back
-            self.scheduler.roll_back(sequence, back.num_output, back.token_id)
+            roll_back(self.scheduler, sequence, back.num_output, back.token_id)
         else:
             sequence.take_back(news.num_dropped)
         for _ in completion.token_ids:

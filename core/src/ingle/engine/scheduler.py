@@ -328,30 +328,15 @@ class Scheduler:
         elif num_output >= sequence.max_tokens or sequence.num_tokens >= self.max_model_len:
             self.finish(sequence, "length")
 
-    def roll_back(self, sequence: Sequence, num_output: int, token_id: int) -> None:
-        """Sends a sequence back to its first ``num_output`` output tokens, without ``token_id``
-        behind them. One that has just ended lives again.
-
-        It gives up its blocks like a preempted one, and finds in the prefix cache what it keeps.
-        Without that cache nobody shares its blocks, and it writes over them.
-        """
-        kept = sequence.status is SequenceStatus.RUNNING and not self.blocks.enable_prefix_caching
+    def revive(self, sequence: Sequence) -> None:
+        """Puts a sequence that runs or has just ended back at the head of the queue."""
         if sequence.finished:
             self._live[sequence.sequence_id] = sequence
-        elif not kept:
+        else:
             self.running.remove(sequence)
             self.blocks.free(sequence)
-        sequence.roll_back(num_output, token_id)
-        del sequence.block_digests[sequence.num_tokens // self.blocks.block_size :]
-        if kept:
-            last = sequence.num_tokens - 1
-            sequence.num_computed_tokens = min(sequence.num_computed_tokens, last)
-        else:
-            sequence.status = SequenceStatus.WAITING
-            self.waiting.appendleft(sequence)
-        if self.speculation is not None and sequence.drafter is not None:
-            sequence.drafter.close()
-            sequence.drafter = self.speculation.drafter()
+        sequence.status = SequenceStatus.WAITING
+        self.waiting.appendleft(sequence)
 
     def check_integrity(self) -> None:
         """Raises RuntimeError unless queues and blocks agree."""
