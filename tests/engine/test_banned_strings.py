@@ -11,10 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
 import transformers
 
 from ingle.checkpoint.banned_strings import BannedStrings, fold
+from ingle.checkpoint.token_bytes import BYTE_LEVEL_ALPHABET
+from ingle.checkpoint.tokenizer import Tokenizer
+from ingle.engine.output_processor import OutputProcessor
 from ingle.engine.speculation import Speculation
 from ingle.errors import RequestError
 from ingle.llm import LLM
@@ -316,6 +320,80 @@ def test_an_abort_lets_out_what_was_held_and_frees_everything(core_of: Any, lett
     output = core.abort("a")
     assert len(output.outputs[0].token_ids) == 3
     assert output.outputs[0].text == letters(output.outputs[0].token_ids)
+    assert core.scheduler.blocks.usage == 0
+
+
+# -- vocabularies in which a character is several tokens, or a token several characters -----------
+
+PIECES = [
+    "a",
+    "b",
+    "c",
+    "é",
+    "中",
+    " ",
+    "ab",
+    "bc",
+    "é中",
+    " a",
+    "ca ",
+    "<0xC3>",
+    "<0xA9>",
+    "<0xE4>",
+]
+PIECES += ["<0xB8>", "<0xAD>", "<0x61>", "B", "É", "aé", "d", "e"]
+
+
+def spelled_out(kind: str) -> Tokenizer:
+    """22 pieces behind ``<eos>``, as a byte-level or as a byte-fallback vocabulary."""
+    if kind == "bytes":
+        letters = {byte: letter for letter, byte in BYTE_LEVEL_ALPHABET.items()}
+        raw = [
+            bytes([int(p[3:5], 16)]) if p.startswith("<0x") else p.encode() for p in PIECES[:-6]
+        ] + [b"B", "É".encode(), "aé".encode(), b"d\xc3", b"\xa9e", b"\xff"]
+        names = ["".join(letters[byte] for byte in piece) for piece in raw]
+        names[16] = letters[0x62] + letters[0x63] + letters[0x63]  # "a" is there already
+    else:
+        names = [piece.replace(" ", "▁") for piece in PIECES]
+    vocabulary = {"<eos>": 0, **{name: at for at, name in enumerate(names, start=1)}}
+    assert len(vocabulary) == 23
+    backend = tokenizers.Tokenizer(
+        tokenizers.models.BPE(vocab=vocabulary, merges=[], byte_fallback=kind != "bytes")
+    )
+    decoders = tokenizers.decoders
+    backend.decoder = (
+        decoders.ByteLevel()
+        if kind == "bytes"
+        else decoders.Sequence(
+            [
+                decoders.Replace("▁", " "),
+                decoders.ByteFallback(),
+                decoders.Fuse(),
+                decoders.Strip(" ", 1, 0),
+            ]
+        )
+    )
+    backend.add_special_tokens(["<eos>"])
+    return Tokenizer(Path(kind), backend, {"eos_token": "<eos>"})
+
+
+@pytest.mark.parametrize("kind", ["bytes", "fallback"])
+@pytest.mark.parametrize("start", range(6))
+def test_no_vocabulary_lets_a_banned_string_through(core_of: Any, kind: str, start: int) -> None:
+    tokenizer = spelled_out(kind)
+    core = core_of()
+    core.tokenizer = tokenizer
+    core._outputs = OutputProcessor(tokenizer)
+    banned = [["É"], ["中", "ab"], ["b", "A é"], ["éa", "c", "中中"], [" ", "\ufffd"], ["a", "d"]][
+        start
+    ]
+    prompts = [[1 + start, 2 + n] for n in range(6)]
+    answers = collected(core, *((p, greedy(banned, max_tokens=25)) for p in prompts))
+    for prompt, (tokens, text, reason) in zip(prompts, answers, strict=True):
+        whole, before = (tokenizer.decode(ids) for ids in (prompt + tokens, prompt))
+        assert len(tokens) == 25 or reason != "length"
+        assert "\ufffd" in before or whole == before + text
+        assert not any(string.lower() in text.lower() for string in banned)
     assert core.scheduler.blocks.usage == 0
 
 
