@@ -9,7 +9,7 @@ QUIET_CORES := OMP_WAIT_POLICY=passive
 PYTEST := $(QUIET_CORES) $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-slow test-all test-container fuzz-formats bench-packed check fix docs bench bench-speculation bench-http bench-gpu clean
+.PHONY: help install demo serve test test-slow test-all test-container fuzz-formats bench-packed check fix docs bench bench-speculation bench-http bench-start bench-gpu clean
 
 help: ## What there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 18
@@ -64,6 +64,9 @@ bench-speculation: install ## Decoding with prompt lookup beside decoding withou
 
 bench-http: install ## Tokens a second through HTTP streaming beside the engine alone
 	$(BIN)/python tests/benchmarks/bench_http.py $(MODEL)
+
+bench-start: install ## Seconds to the first token, and GB/s of a 4 GB checkpoint
+	$(BIN)/python tests/benchmarks/bench_start.py
 
 bench-gpu: install ## Kernels on the card in this machine
 	$(BIN)/python tests/benchmarks/bench_gpu.py
