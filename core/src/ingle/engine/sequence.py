@@ -48,7 +48,7 @@ class Sequence:
         bans: By number of output tokens before them: tokens that may not come there, because a
             banned string began with them.
         num_roll_backs: How often it was sent back.
-        num_draft_tokens: Tokens guessed for it.
+        num_draft_tokens: Tokens that were guessed and computed.
         num_accepted_tokens: Of these, the ones that were right.
     """
 
