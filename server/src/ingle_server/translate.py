@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ingle import GrammarSpec, SamplingParams
-from ingle.request import MAX_N, check_token_ids
+from ingle.request import check_token_ids
+from ingle.sampling_checks import MAX_N
 from ingle_server.engine_client import ModelInfo
 from ingle_server.errors import ApiError, bad_request, shown
 from ingle_server.flight import Prompt
