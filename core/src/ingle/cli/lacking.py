@@ -32,7 +32,7 @@ _EXPERTS: Final = "experts stay on the one device."
 _HUB: Final = "--revision holds for code, weights and tokenizer together."
 _KV: Final = "--kv-cache-memory-bytes sets the size of the cache, --kv-cache-dtype its format."
 
-_GROUPS: Final[tuple[tuple[str, str], ...]] = (
+GROUPS: Final[tuple[tuple[str, str], ...]] = (
     (
         _LORA,
         "enable-lora enable-lora-bias lora-modules lora-dtype lora-dir lora-extra-vocab-size "
@@ -108,7 +108,7 @@ _GROUPS: Final[tuple[tuple[str, str], ...]] = (
 
 
 def _spread() -> Iterator[tuple[str, str]]:
-    for why, names in _GROUPS:
+    for why, names in GROUPS:
         for name in names.split():
             yield f"--{name}", why
 
