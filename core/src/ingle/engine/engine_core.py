@@ -21,7 +21,7 @@ from ingle.errors import CapacityError, EngineDeadError, IngleError, RequestErro
 from ingle.request import CompletionOutput, RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
-    from ingle.engine.decode_compiler import DecodeCompiler
+    from ingle.engine.background_compiler import BackgroundCompiler
     from ingle.sampling.grammar import GrammarCompiler
 
 logger = logging.getLogger("ingle.engine")
@@ -54,8 +54,8 @@ class EngineCore:
     ) -> None:
         self.scheduler = scheduler
         self.runner = runner
-        # Makes decode steps faster once the engine runs; set by who builds the engine.
-        self.compiler: DecodeCompiler | None = None
+        # Makes steps faster once the engine runs; set by who builds the engine.
+        self.compiler: BackgroundCompiler | None = None
         # Compiles what answers must look like; set by who builds the engine.
         self.grammars: GrammarCompiler | None = None
         self.tokenizer = tokenizer
