@@ -14,8 +14,10 @@ from ingle.engine.info import EngineInfo
 from ingle.engine.metrics import EngineMetrics, EngineStats
 from ingle.engine.output_processor import OutputProcessor
 from ingle.engine.request_group import RequestGroup
+from ingle.engine.roll_back import roll_back
 from ingle.engine.scheduler import Progress, Scheduler
 from ingle.engine.sequence import Sequence
+from ingle.engine.sequence_text import TextNews
 from ingle.engine.step import ModelRunnerOutput, Runner, SchedulerOutput
 from ingle.errors import CapacityError, EngineDeadError, IngleError, RequestError
 from ingle.request import CompletionOutput, RequestOutput, SamplingParams
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ingle.engine")
 
+GAVE_UP = "banned_strings"
+"""Why an answer ended that could not go on without a banned string."""
 OUT_OF_MEMORY = (
     "The step ran out of memory, and this request was the newest in it. Try again later."
 )
@@ -105,6 +109,8 @@ class EngineCore:
         self._check_alive()
         self.admission.check(prompt_token_ids, params)
         self.compile_grammar(params)
+        if params.banned_strings and self.tokenizer is None:
+            raise RequestError("This engine has no tokenizer to see texts.", param="banned_strings")
         if request_id in self._groups:
             raise RequestError(
                 f"request id {request_id[:80]!r} is in use by a request that is not finished.",
@@ -232,12 +238,18 @@ class EngineCore:
         return output
 
     def _completion(self, group: RequestGroup, progress: Progress) -> CompletionOutput:
-        """One sequence's news, and its end when a stop string hit."""
+        """One sequence's news, and its end or its way back when a string in it says so."""
         sequence = progress.sequence
-        completion, stop_string = self._text(progress)
-        if stop_string is not None:
-            self.scheduler.finish(sequence, "stop", stop_reason=stop_string)
-            sequence.take_back(len(progress.tokens) - len(completion.token_ids))
+        completion, news = self._text(progress)
+        if news.stop_string is not None:
+            self.scheduler.finish(sequence, "stop", stop_reason=news.stop_string)
+        elif news.gave_up:
+            self.scheduler.finish(sequence, "length", stop_reason=GAVE_UP)
+        if news.roll_back is not None:
+            back = news.roll_back
+            roll_back(self.scheduler, sequence, back.num_output, back.token_id)
+        else:
+            sequence.take_back(news.num_dropped)
         for _ in completion.token_ids:
             self._count_token(group, sequence)
         if sequence.finished:
@@ -248,15 +260,15 @@ class EngineCore:
             self.metrics.finished[str(sequence.finish_reason)] += 1
         return completion
 
-    def _text(self, progress: Progress) -> tuple[CompletionOutput, str | None]:
-        """One sequence's new text and stop string. A row whose text cannot be made ends alone."""
+    def _text(self, progress: Progress) -> tuple[CompletionOutput, TextNews]:
+        """One sequence's new text. A row whose text cannot be made ends alone."""
         try:
             return self._outputs.process(progress)
         except Exception as error:
             sequence = progress.sequence
             logger.exception("Request %r: its text could not be made", sequence.request_id)
             self.scheduler.finish(sequence, "error", error=f"Detokenizing failed: {error}")
-            return CompletionOutput(index=sequence.index), None
+            return CompletionOutput(index=sequence.index), TextNews()
 
     # -- numbers -------------------------------------------------------------------------------
 
