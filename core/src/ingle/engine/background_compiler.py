@@ -39,6 +39,11 @@ class CompileJob(Protocol):
         """Whether compiled code is in use."""
         ...
 
+    @property
+    def num_missing(self) -> int:
+        """Packages that are not on disk yet."""
+        ...
+
     def use_packages(self) -> bool:
         """Takes the packages on disk into use; False when one is missing or not right here."""
         ...
@@ -59,6 +64,16 @@ class BackgroundCompiler:
         self.jobs = tuple(jobs)
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether all that there is to compile is in use."""
+        return not self._open_jobs()
+
+    @property
+    def num_missing(self) -> int:
+        """Packages that are not on disk yet."""
+        return sum(job.num_missing for job in self.jobs)
 
     def compile_now(self) -> None:
         """Compiles what is not yet, and takes it into use; where that cannot be, a line in the log

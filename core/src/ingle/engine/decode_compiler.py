@@ -18,6 +18,7 @@ from ingle.model.compiled_decoder import (
 )
 from ingle.model.decoder import Decoder
 from ingle.model.segment_package import command, load_package, package_path
+from ingle.model.segment_shape import Shape
 from ingle.plugin.device import DeviceInfo
 from ingle.registry.loader import default_cache_folder
 
@@ -53,7 +54,7 @@ class DecodeCompiler:
     @property
     def num_missing(self) -> int:
         """Packages that are not on disk yet."""
-        return len(self._missing())
+        return len(self._missing_packages())
 
     def use_packages(self) -> bool:
         """Takes the packages on disk into use; False when one is missing or not right here."""
@@ -73,8 +74,11 @@ class DecodeCompiler:
 
     def missing(self) -> list[str]:
         """A command that builds the packages that are not on disk; empty when all are."""
-        wanted = [(path, shape) for path, shape in self._wanted if not path.is_file()]
+        wanted = self._missing_packages()
         return command(wanted) if wanted else []
+
+    def _missing_packages(self) -> list[tuple[Path, Shape]]:
+        return [(path, shape) for path, shape in self._wanted if not path.is_file()]
 
 
 def decode_compiler(

@@ -76,7 +76,7 @@ class EngineCore:
         self._dead: EngineDeadError | None = None
 
     @property
-    def compilers(self) -> tuple[DecodeCompiler, ...]:
+    def compilers(self) -> tuple[BackgroundCompiler, ...]:
         """Its own, and the small model's: those that there are."""
         both = (self.compiler, None if self.draft is None else self.draft.compiler)
         return tuple(compiler for compiler in both if compiler is not None)

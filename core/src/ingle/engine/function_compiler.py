@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ingle.model.function_package import command, function_path, load_function
-from ingle.plugin.compiled_function import CompiledFunction
+from ingle.plugin.compiled_function import Compilable, CompiledFunction
 
 
 class FunctionCompiler:
@@ -32,6 +32,11 @@ class FunctionCompiler:
         """Whether compiled code is in use."""
         return all(one.is_compiled for one in self._functions)
 
+    @property
+    def num_missing(self) -> int:
+        """Packages that are not on disk yet."""
+        return len(self._missing_packages())
+
     def use_packages(self) -> bool:
         """Takes the packages on disk into use; False when one is missing or not right here."""
         for path, source in self._wanted.values():
@@ -45,5 +50,8 @@ class FunctionCompiler:
 
     def missing(self) -> list[str]:
         """A command that builds the packages that are not on disk; empty when all are."""
-        wanted = [(path, source) for path, source in self._wanted.values() if not path.is_file()]
+        wanted = self._missing_packages()
         return command(wanted) if wanted else []
+
+    def _missing_packages(self) -> list[tuple[Path, Compilable]]:
+        return [(path, source) for path, source in self._wanted.values() if not path.is_file()]
