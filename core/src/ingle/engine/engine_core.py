@@ -23,7 +23,7 @@ from ingle.errors import CapacityError, EngineDeadError, IngleError, RequestErro
 from ingle.request import CompletionOutput, RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
-    from ingle.engine.decode_compiler import DecodeCompiler
+    from ingle.engine.background_compiler import BackgroundCompiler
     from ingle.sampling.grammar import GrammarCompiler
 
 logger = logging.getLogger("ingle.engine")
@@ -58,8 +58,8 @@ class EngineCore:
     ) -> None:
         self.scheduler = scheduler
         self.runner = runner
-        # Makes decode steps faster once the engine runs; set by who builds the engine.
-        self.compiler: DecodeCompiler | None = None
+        # Makes steps faster once the engine runs; set by who builds the engine.
+        self.compiler: BackgroundCompiler | None = None
         # The small model that guesses for this one, if one does; set by who builds the engine.
         self.draft: EngineCore | None = None
         # Compiles what answers must look like; set by who builds the engine.
@@ -76,7 +76,7 @@ class EngineCore:
         self._dead: EngineDeadError | None = None
 
     @property
-    def compilers(self) -> tuple[DecodeCompiler, ...]:
+    def compilers(self) -> tuple[BackgroundCompiler, ...]:
         """Its own, and the small model's: those that there are."""
         both = (self.compiler, None if self.draft is None else self.draft.compiler)
         return tuple(compiler for compiler in both if compiler is not None)
