@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -20,6 +20,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
     echo: bool | None = None
     logprobs: int | None = None
     suffix: str | None = None
+    response_format: dict[str, Any] | None = None
 
 
 class CompletionLogprobs(msgspec.Struct, kw_only=True):
