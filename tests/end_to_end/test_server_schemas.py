@@ -17,6 +17,8 @@ from live_server import LiveServer
 
 ENOUGH = 240
 """Tokens within which every one of the schemas can be answered."""
+PATIENCE = 240.0
+"""Seconds; so long because all schemas are asked at once, and machines may be busy."""
 SEEDS = [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3, 4))]
 
 
@@ -31,7 +33,7 @@ def ask(server: LiveServer, schema: dict[str, Any], **fields: Any) -> dict[str, 
         "temperature": 1.0,
         **fields,
     }
-    response = server.http.post("/v1/chat/completions", json=body)
+    response = server.http.post("/v1/chat/completions", json=body, timeout=PATIENCE)
     assert response.status_code == 200, response.text
     return dict(response.json())
 

@@ -19,6 +19,8 @@ from mixed_prompts import FEW, PROMPTS
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 AT_ONCE = 25
+PATIENCE = 240.0
+"""Seconds; so long because all prompts are asked at once, and machines may be busy."""
 SETS = [pytest.param(FEW, id="10"), pytest.param(PROMPTS, id="50", marks=pytest.mark.slow)]
 
 
@@ -29,41 +31,51 @@ def test_there_are_fifty_prompts() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer, however it came; ``entries`` are a chat's logprobs."""
+    """One answer, however it came; ``tokens`` are a chat's, by name and bytes.
+
+    Log-probabilities themselves differ in their last bits with the batch, and are left out.
+    """
 
     text: str
     finish: str
     stop: str | int | None
-    entries: tuple[dict[str, Any], ...] = ()
+    tokens: tuple[tuple[str, bytes], ...] = ()
 
     @property
     def raw(self) -> bytes:
         """The bytes of its tokens."""
-        return b"".join(bytes(entry["bytes"]) for entry in self.entries)
+        return b"".join(raw for _, raw in self.tokens)
 
 
 def body_of(path: str, prompt: str, **fields: Any) -> dict[str, Any]:
     said = {"messages": [{"role": "user", "content": prompt}]} if path == CHAT else {}
     asked = said or {"prompt": prompt}
     wants = {"logprobs": True} if path == CHAT else {}
-    return {"model": "demo", "max_tokens": 14, "temperature": 0, **asked, **wants, **fields}
+    return {"model": "demo", "max_tokens": 12, "temperature": 0, **asked, **wants, **fields}
+
+
+def tokens_of(choice: dict[str, Any]) -> list[tuple[str, bytes]]:
+    """Name and bytes of a choice's tokens; completions were asked for none."""
+    entries = (choice["logprobs"] or {}).get("content", ())
+    return [(entry["token"], bytes(entry["bytes"])) for entry in entries]
 
 
 def whole(server: LiveServer, path: str, body: dict[str, Any]) -> Answer:
-    response = server.http.post(path, json=body)
+    response = server.http.post(path, json=body, timeout=PATIENCE)
     assert response.status_code == 200, response.text
     choice = response.json()["choices"][0]
     text = choice["message"]["content"] if path == CHAT else choice["text"]
-    entries = tuple(choice["logprobs"]["content"]) if path == CHAT else ()
-    return Answer(text, choice["finish_reason"], choice["stop_reason"], entries)
+    return Answer(text, choice["finish_reason"], choice["stop_reason"], tuple(tokens_of(choice)))
 
 
 def streamed(server: LiveServer, path: str, body: dict[str, Any]) -> Answer:
     """Every event decoded on its own: half a character in one would not be UTF-8."""
     texts: list[str] = []
-    entries: list[dict[str, Any]] = []
+    tokens: list[tuple[str, bytes]] = []
     finish, stop = "", None
-    with server.http.stream("POST", path, json={**body, "stream": True}) as response:
+    with server.http.stream(
+        "POST", path, json={**body, "stream": True}, timeout=PATIENCE
+    ) as response:
         assert response.status_code == 200
         data = b"".join(response.iter_bytes())
     *events, done, end = data.split(b"\n\n")
@@ -71,9 +83,9 @@ def streamed(server: LiveServer, path: str, body: dict[str, Any]) -> Answer:
     for event in events:
         choice = json.loads(event.removeprefix(b"data: ").decode())["choices"][0]
         texts.append((choice["delta"].get("content") or "") if path == CHAT else choice["text"])
-        entries += (choice["logprobs"] or {}).get("content", ()) if path == CHAT else ()
+        tokens += tokens_of(choice)
         finish, stop = choice["finish_reason"] or finish, choice.get("stop_reason") or stop
-    return Answer("".join(texts), finish, stop, tuple(entries))
+    return Answer("".join(texts), finish, stop, tuple(tokens))
 
 
 def at_once(work: Callable[[str], None], prompts: Sequence[str]) -> None:
@@ -118,7 +130,7 @@ def test_bytes_rebuild_texts_of_torn_characters(
         answer = whole(exact_server, CHAT, body)
         check_bytes(answer)
         assert streamed(exact_server, CHAT, body) == answer
-        torn.append(any("\ufffd" in entry["token"] for entry in answer.entries))
+        torn.append(any("\ufffd" in name for name, _ in answer.tokens))
 
     at_once(hot, prompts)
     assert sum(torn) >= len(prompts) // 2
@@ -126,7 +138,7 @@ def test_bytes_rebuild_texts_of_torn_characters(
 
 def straddling(answer: Answer) -> str | None:
     """Two characters of the answer, the last of one token and the first of the next."""
-    ends = list(accumulate(len(bytes(entry["bytes"])) for entry in answer.entries))
+    ends = list(accumulate(len(raw) for _, raw in answer.tokens))
     for end in ends[2:-1]:
         before = answer.raw[:end].decode(errors="ignore")
         if before.encode() != answer.raw[:end] or len(before) >= len(answer.text):
@@ -153,7 +165,9 @@ def test_stop_strings_across_tokens_cut_both_alike(
             text = told.text
             if path == COMPLETIONS:
                 text = whole(exact_server, path, body_of(path, prompt)).text
-                stop = text[6:9]
+                stop = text[3:6] or text[:1]
+                if not stop:
+                    return  # this prompt's completion is empty
             for keep in (False, True):
                 body = body_of(
                     path, prompt, stop=["\0never", stop], include_stop_str_in_output=keep
@@ -163,7 +177,7 @@ def test_stop_strings_across_tokens_cut_both_alike(
                 assert (answer.text, answer.finish, answer.stop) == (text[:end], "stop", stop)
                 again = streamed(exact_server, path, body)
                 assert (again.text, again.finish, again.stop) == (text[:end], "stop", stop)
-                assert again.entries == answer.entries
+                assert again.tokens == answer.tokens
 
     at_once(cut, prompts)
     assert len(found) >= len(prompts) * 3 // 4, found
