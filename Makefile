@@ -9,7 +9,7 @@ QUIET_CORES := OMP_WAIT_POLICY=passive
 PYTEST := $(QUIET_CORES) $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-slow test-all test-container fuzz-formats bench-packed check fix docs bench bench-speculation bench-quants bench-gpu clean
+.PHONY: help install demo serve test test-slow test-all test-container fuzz-formats bench-packed check fix docs bench bench-speculation bench-quants check-peers bench-gpu clean
 
 help: ## What there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 18
@@ -65,8 +65,16 @@ bench-speculation: install ## Decoding with prompt lookup beside decoding withou
 bench-quants: install ## Every quant of the demo model, made once, measured and compared; hours
 	$(QUIET_CORES) $(BIN)/python tests/benchmarks/bench_quants.py --plot docs/quality.svg
 
+.venv-peers/installed: constraints.txt
+	python3.11 -m venv .venv-peers
+	.venv-peers/bin/pip install --quiet torch==2.13.0 triton==3.7.1 gptqmodel==7.6.0 optimum
+	@touch $@
+
+check-peers: install .venv-peers/installed ## The quants of bench-quants in transformers and GPTQModel
+	$(QUIET_CORES) $(BIN)/python tests/quantize/check_peers.py --peers .venv-peers/bin/python
+
 bench-gpu: install ## Kernels on the card in this machine
 	$(BIN)/python tests/benchmarks/bench_gpu.py
 
 clean: ## Remove .venv and caches
-	rm -rf $(VENV) dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-peers dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
