@@ -13,7 +13,7 @@ from litestar.types import ASGIApp
 from ingle_server.config import ServerConfig
 from ingle_server.engine_client import EngineClient
 from ingle_server.error_shapes import error_body
-from ingle_server.errors import to_api_error
+from ingle_server.errors import to_api_error, unserved
 from ingle_server.gate import Gate
 from ingle_server.routes.anthropic import count_message_tokens, create_message
 from ingle_server.routes.chat import create_chat_completion
@@ -56,6 +56,12 @@ from ingle_server.routes.responses import (
     list_input_items,
     retrieve_response,
 )
+from ingle_server.routes.tabby import (
+    current_model,
+    decode_tokens,
+    encode_tokens,
+    tabby_models,
+)
 from ingle_server.routes.tokens import detokenize, tokenize
 from ingle_server.service import Service
 from ingle_server.visit import provide_service
@@ -68,8 +74,11 @@ ROUTES = [
     create_embeddings,
     create_message,
     create_response,
+    current_model,
+    decode_tokens,
     delete_response,
     detokenize,
+    encode_tokens,
     health,
     kobold_abort,
     kobold_api_version,
@@ -101,6 +110,7 @@ ROUTES = [
     plugins,
     retrieve_model,
     retrieve_response,
+    tabby_models,
     tokenize,
     unload_model,
     version,
@@ -135,8 +145,9 @@ def _error_handler(
     root_path: str,
 ) -> Callable[[Request[Any, Any, Any], Exception], Response[bytes]]:
     def answer(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
-        fault = to_api_error(error)
-        body = error_body(request.scope["path"].removeprefix(root_path), fault)
+        path = request.scope["path"].removeprefix(root_path)
+        fault = unserved(error, request.method, path) or to_api_error(error)
+        body = error_body(path, fault)
         return Response(
             body, status_code=fault.status, headers=fault.headers, media_type=MediaType.JSON
         )
