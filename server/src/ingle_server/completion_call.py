@@ -8,7 +8,7 @@ from ingle_server.chat_features import check_response_format
 from ingle_server.errors import bad_request, not_supported
 from ingle_server.flight import Flight, Prompt
 from ingle_server.prompts import RawPrompt, encode_prompts, split_prompts
-from ingle_server.schemas.completion import CompletionRequest
+from ingle_server.schemas.completion import UNNAMED, CompletionRequest
 from ingle_server.service import Service
 from ingle_server.structured import Wanted, check_grammar, wanted_output
 from ingle_server.translate import (
@@ -66,9 +66,10 @@ def _check(service: Service, body: CompletionRequest, limits: Limits) -> list[Ra
 
 def _name_model(service: Service, body: CompletionRequest) -> None:
     """Checks the model's name, and puts it in where a client may leave it out."""
-    if not body.model and body.api_type is None:
+    if body.model == UNNAMED and body.api_type is None:
         raise bad_request("model is required.", "model")
-    body.model = body.model or service.names[0]
+    if body.api_type is not None and body.model in (UNNAMED, ""):
+        body.model = service.names[0]
     service.check_model(body.model)
 
 

@@ -11,6 +11,9 @@ from ingle_server.schemas.sampling import PromptLogprobs, SamplingFields
 from ingle_server.schemas.timings import Timings
 from ingle_server.schemas.usage import Usage
 
+UNNAMED = "\0"
+"""Stands for a ``model`` that was left out; the empty name is a name, and served by nobody."""
+
 
 class CompletionRequest(SamplingFields, kw_only=True):
     """The request. A mixed list of strings and ids gets through here and is refused later.
@@ -19,7 +22,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
     talks to a server of one model.
     """
 
-    model: str = ""
+    model: str = UNNAMED
     api_type: str | None = None
     prompt: str | list[str | int | list[int]] | None
     best_of: int | None = None
