@@ -92,6 +92,19 @@ class EngineCore:
         limit = self._max_queue_len
         return limit is None or len(self.scheduler.waiting) < limit
 
+    def check_room(self, num_coming: int = 0) -> None:
+        """Refuses what the queue has no room for, behind ``num_coming`` others that are on their
+        way to it. May be called from any thread.
+
+        Raises:
+            CapacityError: Too many are waiting.
+        """
+        limit, waiting = self._max_queue_len, len(self.scheduler.waiting) + num_coming
+        if limit is not None and waiting >= limit:
+            raise CapacityError(
+                f"{waiting} requests are waiting, and --max-queue-len is {limit}. Try again later."
+            )
+
     def add_request(
         self,
         request_id: str,
@@ -116,11 +129,7 @@ class EngineCore:
                 f"request id {request_id[:80]!r} is in use by a request that is not finished.",
                 param="request_id",
             )
-        if not self.has_room():
-            raise CapacityError(
-                f"{len(self.scheduler.waiting)} requests are waiting, and --max-queue-len is "
-                f"{self._max_queue_len}. Try again later."
-            )
+        self.check_room()
         group = RequestGroup(
             request_id=request_id,
             prompt_token_ids=list(prompt_token_ids),
