@@ -445,6 +445,7 @@ def test_a_token_drawn_instead_is_distributed_as_if_the_banned_one_did_not_exist
     assert statistic < 13.8  # 2 degrees of freedom, p = 0.001
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

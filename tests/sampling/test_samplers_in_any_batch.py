@@ -141,7 +141,14 @@ def answers(llm: LLM, names: list[str]) -> dict[str, tuple[list[int], str]]:
     return dict(zip(names, pairs, strict=True))
 
 
-@pytest.fixture(scope="module", params=SETTINGS)
+QUICK = ("in chunks", "preempted")
+"""The others are for the slow suite."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in SETTINGS],
+)
 def crowd(request: pytest.FixtureRequest, folder: Path) -> dict[str, tuple[list[int], str]]:
     """Every sampler's answer when all are asked at once."""
     llm = engine(folder, **SETTINGS[request.param])
