@@ -85,6 +85,13 @@ class Gate:
             raise ApiError(431, f"More than {MAX_HEADERS} headers.")
         if len(path) > MAX_PATH:
             raise ApiError(414, f"The path is longer than {MAX_PATH} characters.")
+        if b"content-length" in headers and b"transfer-encoding" in headers:
+            # Of two lengths a proxy may believe the other one: that is how requests are smuggled.
+            raise ApiError(
+                400,
+                "Content-Length and Transfer-Encoding in one request; send one of them.",
+                headers={"connection": "close"},
+            )
         self._check_host(headers.get(b"host", b""))
         if not is_open(path) and not self._is_preflight(scope, headers):
             self._check_key(headers)

@@ -23,7 +23,7 @@ from ingle.errors import CapacityError, EngineDeadError, IngleError, RequestErro
 from ingle.request import CompletionOutput, RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
-    from ingle.engine.decode_compiler import DecodeCompiler
+    from ingle.engine.background_compiler import BackgroundCompiler
     from ingle.sampling.grammar import GrammarCompiler
 
 logger = logging.getLogger("ingle.engine")
@@ -58,8 +58,8 @@ class EngineCore:
     ) -> None:
         self.scheduler = scheduler
         self.runner = runner
-        # Makes decode steps faster once the engine runs; set by who builds the engine.
-        self.compiler: DecodeCompiler | None = None
+        # Makes steps faster once the engine runs; set by who builds the engine.
+        self.compiler: BackgroundCompiler | None = None
         # The small model that guesses for this one, if one does; set by who builds the engine.
         self.draft: EngineCore | None = None
         # Compiles what answers must look like; set by who builds the engine.
@@ -76,7 +76,7 @@ class EngineCore:
         self._dead: EngineDeadError | None = None
 
     @property
-    def compilers(self) -> tuple[DecodeCompiler, ...]:
+    def compilers(self) -> tuple[BackgroundCompiler, ...]:
         """Its own, and the small model's: those that there are."""
         both = (self.compiler, None if self.draft is None else self.draft.compiler)
         return tuple(compiler for compiler in both if compiler is not None)
@@ -91,6 +91,19 @@ class EngineCore:
         """Whether the queue takes another request."""
         limit = self._max_queue_len
         return limit is None or len(self.scheduler.waiting) < limit
+
+    def check_room(self, num_coming: int = 0) -> None:
+        """Refuses what the queue has no room for, behind ``num_coming`` others that are on their
+        way to it. May be called from any thread.
+
+        Raises:
+            CapacityError: Too many are waiting.
+        """
+        limit, waiting = self._max_queue_len, len(self.scheduler.waiting) + num_coming
+        if limit is not None and waiting >= limit:
+            raise CapacityError(
+                f"{waiting} requests are waiting, and --max-queue-len is {limit}. Try again later."
+            )
 
     def add_request(
         self,
@@ -116,11 +129,7 @@ class EngineCore:
                 f"request id {request_id[:80]!r} is in use by a request that is not finished.",
                 param="request_id",
             )
-        if not self.has_room():
-            raise CapacityError(
-                f"{len(self.scheduler.waiting)} requests are waiting, and --max-queue-len is "
-                f"{self._max_queue_len}. Try again later."
-            )
+        self.check_room()
         group = RequestGroup(
             request_id=request_id,
             prompt_token_ids=list(prompt_token_ids),
