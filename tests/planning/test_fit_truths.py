@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ingle.cli.app import run
+from ingle.engine.cards import card_of_device
 from ingle.engine.fit import Verdict
 from ingle.engine.fit_advice import advise
 
@@ -187,7 +188,41 @@ def test_the_command_says_in_words_what_does_not_fit_and_what_would(
 
 
 def test_an_unknown_card_is_refused_with_the_way_out(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["fit", "anything", "--gpu", "RTX 9999"]) == 2
+    assert run(["fit", "anything", "--gpu", "Quantum 7"]) == 2
+    message = capsys.readouterr().err
+    assert "--memory 24GiB" in message
+    assert "RTX 4090" in message
+
+
+def test_a_misspelt_card_is_refused_with_its_neighbours(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["fit", "anything", "--gpu", "RTX4091"]) == 2
+    message = capsys.readouterr().err
+    assert "near it are RTX 4090" in message
+    assert "Tesla" not in message
+
+
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", "RTX 4090 Laptop"),
+        ("NVIDIA A100-SXM4-80GB", "A100 80GB"),
+        ("NVIDIA A10", "A10"),
+        ("NVIDIA L40S", "L40S"),
+        ("Tesla V100-SXM2-16GB", "Tesla V100 16GB"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA H100 PCIe", "H100 PCIe"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada"),
+        ("NVIDIA GeForce GT 710", None),
+    ],
+)
+def test_a_drivers_name_finds_its_card(said: str, name: str | None) -> None:
+    found = card_of_device(said)
+    assert (None if found is None else found.name) == name
+
+
+def test_memory_without_a_unit_is_asked_for_again(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["fit", "anything", "--memory", "24"]) == 2
     assert "--memory 24GiB" in capsys.readouterr().err
 
 

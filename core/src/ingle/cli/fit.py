@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from ingle.engine.fit_advice import Suggestion
 
 GIB = 1024**3
+SMALLEST_CARD = GIB // 4
+"""Less memory than this is a unit that was left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,8 +134,23 @@ def _target(what: FitConfig) -> Target:
     if what.gpu is not None:
         return planned_card(find_card(what.gpu), None, what.desktop)
     if what.memory is not None:
-        return planned_card(None, parse_bytes("--memory", what.memory), what.desktop)
+        return planned_card(None, _card_memory(what.memory), what.desktop)
     return this_machine(what.device)
+
+
+def _card_memory(text: str) -> int:
+    """The bytes of ``--memory``.
+
+    Raises:
+        ConfigError: When it is no size, or one that no card has.
+    """
+    size = parse_bytes("--memory", text)
+    if size < SMALLEST_CARD:
+        raise ConfigError(
+            f"--memory {text} is {size:,} bytes, less than any card has; give it with a unit, such "
+            "as --memory 24GiB."
+        )
+    return size
 
 
 def fit_lines(verdict: Verdict, suggestions: list[Suggestion]) -> list[str]:
@@ -213,6 +230,9 @@ def _verdict_line(verdict: Verdict) -> str:
     margin = abs(verdict.margin_bytes) / GIB
     context = f"{verdict.max_model_len:,} tokens"
     if verdict.fits:
+        longest = verdict.question.model.max_position_embeddings
+        if verdict.question.config.max_model_len == "auto" and verdict.max_model_len < longest:
+            context += f" (the model could take {longest:,})"
         return f"FITS with a context of {context}; {margin:.2f} GiB to spare."
     return f"DOES NOT FIT with a context of {context}; {margin:.2f} GiB are missing."
 
