@@ -9,7 +9,7 @@ QUIET_CORES := OMP_WAIT_POLICY=passive
 PYTEST := $(QUIET_CORES) $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-slow test-all test-container fuzz-formats bench-packed check fix docs bench bench-speculation bench-gpu clean
+.PHONY: help install demo serve test test-slow test-all test-container fuzz-formats bench-packed check fix docs bench bench-speculation bench-quants bench-http bench-start bench-gpu clean
 
 help: ## What there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 18
@@ -53,7 +53,7 @@ fix: install ## Let ruff repair what it can
 docs: install ## Generate docs/cli.md from the command definitions
 	$(BIN)/python -m ingle.cli.reference docs/cli.md
 
-bench: install ## Speed of MODEL (the demo model when unset) at batch 1
+bench: install ## Speed of MODEL (the demo model when unset): decode, prefill, first token, start
 	$(BIN)/ingle bench $(MODEL)
 
 bench-packed: install ## 4-bit products on this CPU beside dense bf16 ones, in turns
@@ -61,6 +61,15 @@ bench-packed: install ## 4-bit products on this CPU beside dense bf16 ones, in t
 
 bench-speculation: install ## Decoding with prompt lookup beside decoding without
 	$(QUIET_CORES) $(BIN)/python tests/benchmarks/bench_speculation.py
+
+bench-http: install ## Tokens a second through HTTP streaming beside the engine alone
+	$(BIN)/python tests/benchmarks/bench_http.py $(MODEL)
+
+bench-start: install ## Seconds to the first token, and GB/s of a 4 GB checkpoint
+	$(BIN)/python tests/benchmarks/bench_start.py
+
+bench-quants: install ## Every quant of the demo model, made once, measured and compared; hours
+	$(QUIET_CORES) $(BIN)/python tests/benchmarks/bench_quants.py --plot docs/quality.svg
 
 bench-gpu: install ## Kernels on the card in this machine
 	$(BIN)/python tests/benchmarks/bench_gpu.py

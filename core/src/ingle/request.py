@@ -318,17 +318,21 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestTimes:
-    """Where a finished request's time went, in seconds.
+    """Where a finished request's time went, in seconds, and what was guessed for it.
 
     Attributes:
         queue_seconds: From its arrival to the first step it was in.
         prefill_seconds: From there to its first token.
         decode_seconds: From its first token to its last.
+        num_draft_tokens: Tokens guessed for it and computed, over all its completions.
+        num_accepted_tokens: Of these, the ones that were right.
     """
 
     queue_seconds: float
     prefill_seconds: float
     decode_seconds: float
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 @dataclass(slots=True, kw_only=True)

@@ -11,7 +11,11 @@ from http import HTTPStatus
 from typing import Any
 
 import msgspec
-from litestar.exceptions import HTTPException
+from litestar.exceptions import (
+    HTTPException,
+    MethodNotAllowedException,
+    NotFoundException,
+)
 
 from ingle import CapacityError, EngineDeadError, RequestError
 
@@ -150,9 +154,20 @@ def to_api_error(error: Exception) -> ApiError:
     return ApiError(500, "Internal error; the server's log has the reason.")
 
 
+def unserved(error: Exception, method: str, path: str) -> ApiError | None:
+    """The framework's own refusal of an unknown path or a wrong method, in our words; else None."""
+    if isinstance(error, NotFoundException):
+        return ApiError(404, f"There is nothing at {shown(path)}; /openapi.json lists the paths.")
+    if isinstance(error, MethodNotAllowedException):
+        headers = dict(error.headers or {})
+        allowed = headers.get("allow") or headers.get("Allow", "another method")
+        return ApiError(
+            405, f"{method} is not allowed on {shown(path)}; use {allowed}.", headers=headers
+        )
+    return None
+
+
 def _from_litestar(error: HTTPException) -> ApiError:
-    """The framework's own refusals (unknown path, wrong method) in our words."""
+    """The framework's other refusals in our words."""
     status = error.status_code
-    messages = {404: "Unknown path.", 405: "This method is not allowed on this path."}
-    message = messages.get(status, f"{HTTPStatus(status).phrase}.")
-    return ApiError(status, message, headers=dict(error.headers or {}))
+    return ApiError(status, f"{HTTPStatus(status).phrase}.", headers=dict(error.headers or {}))

@@ -51,6 +51,10 @@ class DecodePlanner:
             self._batch, self._plan = batch, self._make(batch)
         return self._plan
 
+    def use(self, batch: ForwardBatch, plan: DecodeRows) -> None:
+        """Takes ``plan`` for ``batch``, where who made the batch knows it already."""
+        self._batch, self._plan = batch, plan
+
     def _make(self, batch: ForwardBatch) -> DecodeRows | None:
         spans = [span for span in batch.spans if span.num_new == 1]
         if not spans:

@@ -67,6 +67,11 @@ class DecodeCompiler:
         """Whether single-token steps run through compiled segments."""
         return isinstance(self._runner.model, CompiledDecoder)
 
+    @property
+    def num_missing(self) -> int:
+        """Packages that are not on disk yet."""
+        return len(self._missing())
+
     def use_packages(self) -> bool:
         """Takes the packages on disk into use; False when one is missing or not right here."""
         if not all(path.is_file() for path, _ in self._wanted):

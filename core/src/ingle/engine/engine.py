@@ -25,6 +25,7 @@ from ingle.engine.block_manager import BlockManager
 from ingle.engine.cache_geometry import geometries
 from ingle.engine.decode_compiler import decode_compiler
 from ingle.engine.device import choose_device, choose_dtype
+from ingle.engine.draft_start import draft_model, load_draft
 from ingle.engine.engine_core import EngineCore
 from ingle.engine.fit_inputs import (
     DENSE,
@@ -111,6 +112,7 @@ def build_engine_core(
         PluginError: A plugin that is needed failed, or none reads the checkpoint.
         CapacityError: The KV cache does not fit.
     """
+    draft = None if config.draft_model is None else load_draft(config, build_engine_core)
     path = resolve_model(config.model, config.revision)
     with LoadProgress(path, on_progress=on_progress) as progress:
         opened = choose_parts(config, path, progress.checkpoint)
@@ -137,14 +139,16 @@ def build_engine_core(
         kv_cache_report=settle_caches(start, model, caches, scaled),
     )
     core = EngineCore(
-        _scheduler(config, opened.model, plan),
+        _scheduler(
+            config, opened.model, plan, _speculation(config, draft, tokenizer, opened.model)
+        ),
         runner,
         tokenizer,
         info,
         max_queue_len=config.max_queue_len,
         seed=config.seed,
     )
-    core.grammars = grammars
+    core.grammars, core.draft = grammars, draft
     if not config.enforce_eager and isinstance(model, Decoder):
         core.compiler = decode_compiler(runner, model, opened.device)
     return core
@@ -295,7 +299,9 @@ def _backend(opened: Opened, plan: CachePlan) -> BackendMaker:
         return choose_attention(needs)
 
 
-def _scheduler(config: EngineConfig, model: ModelConfig, plan: CachePlan) -> Scheduler:
+def _scheduler(
+    config: EngineConfig, model: ModelConfig, plan: CachePlan, speculation: Speculation | None
+) -> Scheduler:
     blocks = BlockManager(
         plan.num_blocks, plan.block_size, enable_prefix_caching=config.enable_prefix_caching
     )
@@ -304,20 +310,24 @@ def _scheduler(config: EngineConfig, model: ModelConfig, plan: CachePlan) -> Sch
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=plan.max_model_len,
     )
-    return Scheduler(blocks, limits, model.eos_token_ids, _speculation(config))
+    return Scheduler(blocks, limits, model.eos_token_ids, speculation)
 
 
-def _speculation(config: EngineConfig) -> Speculation | None:
+def _speculation(
+    config: EngineConfig, draft: EngineCore | None, tokenizer: Tokenizer, model: ModelConfig
+) -> Speculation | None:
+    num_tokens = config.num_speculative_tokens
+    if draft is not None:
+        guesser = draft_model(draft, str(config.draft_model), tokenizer, model.vocab_size)
+        return Speculation(drafter=guesser.drafter, num_tokens=num_tokens)
     if config.drafts_from is None:
         return None
     limits = LookupLimits(
         shortest=config.ngram_prompt_lookup_min,
         longest=config.ngram_prompt_lookup_max,
-        num_tokens=config.num_speculative_tokens,
+        num_tokens=num_tokens,
     )
-    return Speculation(
-        drafter=partial(PromptLookup, limits), num_tokens=config.num_speculative_tokens
-    )
+    return Speculation(drafter=partial(PromptLookup, limits), num_tokens=num_tokens)
 
 
 def _info(

@@ -56,6 +56,8 @@ class EngineCore:
         self.runner = runner
         # Makes decode steps faster once the engine runs; set by who builds the engine.
         self.compiler: DecodeCompiler | None = None
+        # The small model that guesses for this one, if one does; set by who builds the engine.
+        self.draft: EngineCore | None = None
         # Compiles what answers must look like; set by who builds the engine.
         self.grammars: GrammarCompiler | None = None
         self.tokenizer = tokenizer
@@ -68,6 +70,12 @@ class EngineCore:
         self._groups: dict[str, RequestGroup] = {}
         self._num_sequences = 0
         self._dead: EngineDeadError | None = None
+
+    @property
+    def compilers(self) -> tuple[DecodeCompiler, ...]:
+        """Its own, and the small model's: those that there are."""
+        both = (self.compiler, None if self.draft is None else self.draft.compiler)
+        return tuple(compiler for compiler in both if compiler is not None)
 
     # -- requests ------------------------------------------------------------------------------
 

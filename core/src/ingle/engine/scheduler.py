@@ -289,6 +289,8 @@ class Scheduler:
         if sequence.drafter is not None and self.speculation is not None:
             sequence.drafter.learn(share.num_draft_tokens, len(drawn))
             self.speculation.count(share.num_draft_tokens, len(drawn))
+            sequence.num_draft_tokens += share.num_draft_tokens
+            sequence.num_accepted_tokens += len(drawn)
         for token in drawn:
             if sequence.finished:
                 break

@@ -45,6 +45,8 @@ class Sequence:
         admitted: Whether it ever held blocks.
         admitted_time: When it first did, in seconds of the monotonic clock.
         drafter: Guesses its next tokens, when the engine speculates.
+        num_draft_tokens: Tokens that were guessed and computed.
+        num_accepted_tokens: Of these, the ones that were right.
     """
 
     sequence_id: Final[str]
@@ -70,6 +72,8 @@ class Sequence:
     admitted: bool = False
     admitted_time: float | None = None
     drafter: Drafter | None = None
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
     status: SequenceStatus = SequenceStatus.WAITING
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
