@@ -23,7 +23,7 @@ from ingle.config import EngineConfig
 from ingle.engine.attention_choice import AttentionNeeds, BackendMaker, choose_attention
 from ingle.engine.block_manager import BlockManager
 from ingle.engine.cache_geometry import geometries
-from ingle.engine.decode_compiler import decode_compiler
+from ingle.engine.compile_jobs import background_compiler
 from ingle.engine.device import choose_device, choose_dtype
 from ingle.engine.draft_start import draft_model, load_draft
 from ingle.engine.engine_core import EngineCore
@@ -67,7 +67,8 @@ from ingle.engine.release import release_memory
 from ingle.engine.scheduler import Scheduler, SchedulerLimits
 from ingle.engine.speculation import Speculation
 from ingle.model.build import build_decoder
-from ingle.model.decoder import Decoder, Model
+from ingle.model.compiled_decoder import CompiledDecoder
+from ingle.model.decoder import Model
 from ingle.model.streamed_layers import Offload
 from ingle.model.weights import WeightSource
 from ingle.plugin import CheckpointInfo, DeviceInfo, KVCacheFormat, WeightLoader
@@ -122,7 +123,7 @@ def build_engine_core(
         tokenizer = load_tokenizer(config.tokenizer or path, read_template(config.chat_template))
         before = held_bytes(opened.device)
         memory, plan = _plan(config, opened)
-        model, kernels = _load_model(config, opened, memory, plan)
+        model, chooser = _load_model(config, opened, memory, plan)
         grammars = GrammarCompiler(
             tokenizer.to_json, opened.model.vocab_size, opened.model.eos_token_ids
         )
@@ -135,7 +136,7 @@ def build_engine_core(
         progress.checkpoint.close()
     start = _cache_start(config, opened, plan, tokenizer)
     info = replace(
-        _info(config, opened, plan, kernels, report),
+        _info(config, opened, plan, dict(chooser.counts), report),
         kv_cache_report=settle_caches(start, model, caches, scaled),
     )
     core = EngineCore(
@@ -149,10 +150,10 @@ def build_engine_core(
         seed=config.seed,
     )
     core.grammars, core.draft = grammars, draft
-    if not config.enforce_eager and isinstance(model, Decoder):
-        core.compiler = decode_compiler(runner, model, opened.device)
+    if not config.enforce_eager:
+        core.compiler = background_compiler(runner, model, chooser.functions, opened.device)
     release_memory()
-    is_compiled = core.compiler is not None and core.compiler.is_compiled
+    is_compiled = isinstance(runner.model, CompiledDecoder)
     measured = memory_report(memory, plan, before, held_bytes(opened.device), is_compiled)
     logger.info(measured)
     core.info = replace(core.info, memory_report=measured)
@@ -201,8 +202,8 @@ def _plan(config: EngineConfig, opened: Opened) -> tuple[MemoryPlan, CachePlan]:
 
 def _load_model(
     config: EngineConfig, opened: Opened, memory: MemoryPlan, plan: CachePlan
-) -> tuple[Model, dict[str, int]]:
-    """The model, and how many linears each kernel serves."""
+) -> tuple[Model, KernelChooser]:
+    """The model, and who chose the kernels of its linears."""
     selector = KernelSelector(
         opened.registry.matmul_kernels(opened.device),
         opened.registry.self_checks,
@@ -220,7 +221,7 @@ def _load_model(
     )
     offload = choose_offload(config, opened.model, opened.device, memory)
     model = _build(opened, source, plan, offload)
-    return model, dict(chooser.counts)
+    return model, chooser
 
 
 def _build(opened: Opened, source: WeightSource, plan: CachePlan, offload: Offload | None) -> Model:
