@@ -9,7 +9,7 @@ QUIET_CORES := OMP_WAIT_POLICY=passive
 PYTEST := $(QUIET_CORES) $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-slow test-all previous-plugins test-container fuzz-formats bench-packed check fix docs bench bench-speculation bench-quants check-peers bench-http bench-start bench-gpu clean
+.PHONY: help install demo serve test test-slow test-all previous-plugins test-container fuzz-formats bench-packed check fix docs bench bench-speculation bench-structured bench-quants check-peers bench-http bench-start bench-gpu clean
 
 help: ## What there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 18
@@ -63,6 +63,9 @@ bench: install ## Speed of MODEL (the demo model when unset): decode, prefill, f
 
 bench-packed: install ## 4-bit products on this CPU beside dense bf16 ones, in turns
 	$(QUIET_CORES) $(BIN)/python tests/benchmarks/bench_packed.py
+
+bench-structured: install ## Decoding under a JSON schema beside decoding without
+	$(QUIET_CORES) $(BIN)/python tests/benchmarks/bench_structured.py
 
 bench-speculation: install ## Decoding with prompt lookup beside decoding without
 	$(QUIET_CORES) $(BIN)/python tests/benchmarks/bench_speculation.py
