@@ -26,6 +26,7 @@ from quant_list import Wanted, checks, markdown, wanted_quants
 from ingle.demo_model import default_demo_model
 from ingle.quantize.evaluation import Evaluation, EvaluationConfig, evaluations
 from ingle.quantize.quality_plot import write_plot
+from ingle.quantize.stored_bits import stored_bits
 from ingle.registry.loader import default_cache_folder
 
 MADE_AT_ONCE = 5
@@ -80,7 +81,7 @@ def _exl2_flags(work: Path, item: Wanted) -> Sequence[str]:
     flags = ("--measurement", str(work / f"measurement-{method}.json"))
     if not item.bits_of:
         return flags
-    bits = _results(work)[item.bits_of]["bits_per_weight"]
+    bits = stored_bits(work / item.bits_of, "gptq").bits_per_weight
     return (*flags, "--bpw", f"{bits:.4f}")
 
 
