@@ -9,7 +9,7 @@ QUIET_CORES := OMP_WAIT_POLICY=passive
 PYTEST := $(QUIET_CORES) $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-slow test-all test-container fuzz-formats bench-packed check fix docs bench bench-speculation bench-quants bench-http bench-start bench-gpu clean
+.PHONY: help install demo serve test test-slow test-all previous-plugins test-container fuzz-formats bench-packed check fix docs bench bench-speculation bench-quants bench-http bench-start bench-gpu clean
 
 help: ## What there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 18
@@ -37,6 +37,9 @@ test-all: test test-slow ## Both
 fuzz-formats: install ## Thousands of random AWQ, GPTQ and EXL2 files through ingle dequantize
 	INGLE_FUZZ_ROUNDS=150 $(PYTEST) tests/formats/test_wild_files.py
 
+previous-plugins: install ## The last release of each plugin with this core
+	$(BIN)/python tools/previous_plugins.py
+
 test-container: install ## Run the container file's steps in an empty Debian (root, debootstrap)
 	$(BIN)/python tools/container.py --debootstrap
 
@@ -50,8 +53,10 @@ fix: install ## Let ruff repair what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: install ## Generate docs/cli.md from the command definitions
+docs: install ## Generate docs/cli.md and the pictures, build the site into site/, check its links
 	$(BIN)/python -m ingle.cli.reference docs/cli.md
+	$(BIN)/python tools/pictures.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 bench: install ## Speed of MODEL (the demo model when unset): decode, prefill, first token, start
 	$(BIN)/ingle bench $(MODEL)
@@ -75,4 +80,4 @@ bench-gpu: install ## Kernels on the card in this machine
 	$(BIN)/python tests/benchmarks/bench_gpu.py
 
 clean: ## Remove .venv and caches
-	rm -rf $(VENV) dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) dist site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

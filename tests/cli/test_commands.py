@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from ingle import __version__
 from ingle.cli import app, commands, main
 from ingle.cli.chat import chat
 from ingle.cli.sampling import SamplingFlags
@@ -49,7 +50,7 @@ def test_the_module_runs_like_the_command() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "ingle", "--version"], capture_output=True, text=True, check=False
     )
-    assert (done.returncode, done.stdout) == (0, "0.1.0\n")
+    assert (done.returncode, done.stdout) == (0, f"{__version__}\n")
 
 
 def test_ingle_alone_shows_the_subcommands(capsys: pytest.CaptureFixture[str]) -> None:
@@ -284,7 +285,7 @@ def test_demo_model_writes_a_folder_and_refuses_one_that_is_there(
 def test_version_names_what_ingle_stands_on(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["version"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("ingle 0.1.0\n")
+    assert out.startswith(f"ingle {__version__}\n")
     assert "torch " in out
 
 

@@ -49,7 +49,7 @@ def _check(service: Service, body: CompletionRequest, limits: Limits) -> list[Ra
         ApiError: 400, 404 or 503.
         RequestError: 400.
     """
-    service.check_model(body.model)
+    _name_model(service, body)
     service.check_alive()
     check_max_tokens("max_tokens", body.max_tokens, at_least=0 if body.echo else 1)
     raw = split_prompts(body.prompt)
@@ -60,6 +60,14 @@ def _check(service: Service, body: CompletionRequest, limits: Limits) -> list[Ra
     if body.suffix:
         raise not_supported("suffix", "Inserting between prompt and suffix")
     return raw
+
+
+def _name_model(service: Service, body: CompletionRequest) -> None:
+    """Checks the model's name, and puts it in where a client may leave it out."""
+    if not body.model and body.api_type is None:
+        raise bad_request("model is required.", "model")
+    body.model = body.model or service.names[0]
+    service.check_model(body.model)
 
 
 def _check_best_of(body: CompletionRequest) -> None:

@@ -13,6 +13,9 @@ from ingle import CompletionOutput, RequestOutput, SamplingParams
 from ingle_server.bell import Bell
 from ingle_server.engine_client import EngineClient
 
+MAX_PIECES = 256
+"""Pieces of output that wait for a reader; a reader that keeps up never sees more than a few."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
@@ -33,8 +36,9 @@ class Arrival:
 class Flight:
     """Runs the prompts through the engine, each pumped by its own task into one inbox.
 
-    The inbox is unbounded, but what it can hold is not: ``max_tokens`` small pieces per completion.
-    So a reader that is slow, or asleep, holds up neither the engine nor anybody else.
+    A reader that is slow, or asleep, holds up neither the engine nor anybody else: once the inbox
+    holds ``MAX_PIECES``, the pumps stop fetching, and the engine's side merges what is new into one
+    piece per prompt.
 
     ``close`` must be called however the request ends; until then blocks of the cache are held.
     """
@@ -45,9 +49,16 @@ class Flight:
         self.params = params
         self._inbox: deque[Arrival] = deque()
         self._news = Bell()
+        self._room = asyncio.Event()
+        self._room.set()
         self._error: Exception | None = None
         self._num_left = len(prompts)
         self._pumps: list[asyncio.Task[None]] = []
+
+    @property
+    def num_pieces(self) -> int:
+        """Pieces that wait for the reader."""
+        return len(self._inbox)
 
     @property
     def num_choices(self) -> int:
@@ -89,6 +100,7 @@ class Flight:
             self._news.silence()
             batch = list(self._inbox)
             self._inbox.clear()
+            self._room.set()
             if not batch and self._error is not None:
                 raise self._error
             if batch or silent:
@@ -113,6 +125,9 @@ class Flight:
                 async for output in outputs:
                     self._inbox.append(Arrival(prompt_index=index, output=output))
                     self._news.ring()
+                    if len(self._inbox) >= MAX_PIECES:
+                        self._room.clear()
+                        await self._room.wait()
         except Exception as error:  # an HTTP border: the reader turns it into an answer
             self.fail(error)
         finally:

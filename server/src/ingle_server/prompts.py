@@ -54,7 +54,8 @@ async def encode_prompts(
         else:
             check_ids(item, info, "prompt")
     num_chars = sum(len(item) for item in raw if isinstance(item, str))
-    add_special = True if fields.add_special_tokens is None else fields.add_special_tokens
+    wanted = (fields.add_special_tokens, fields.add_bos_token, True)
+    add_special = next(value for value in wanted if value is not None)
 
     def encode() -> list[Prompt]:
         return [_encode(service, item, add_special) for item in raw]

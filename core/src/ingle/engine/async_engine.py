@@ -143,12 +143,14 @@ class AsyncEngine:
 
         Raises:
             RequestError: When the request is wrong.
+            CapacityError: When too many are waiting.
             EngineDeadError: When the engine takes no requests (any more).
         """
         self.check_health()
         if self._draining:
             raise EngineDeadError("The engine is shutting down and takes no more requests.")
         self._core.admission.check(prompt_token_ids, params)
+        self._core.check_room(self._thread.num_coming)
 
     def compile_grammar(self, params: SamplingParams) -> None:
         """Compiles the request's grammar, so that a wrong one is known before anything is begun.

@@ -23,7 +23,7 @@ from ingle.config import EngineConfig
 from ingle.engine.attention_choice import AttentionNeeds, BackendMaker, choose_attention
 from ingle.engine.block_manager import BlockManager
 from ingle.engine.cache_geometry import geometries
-from ingle.engine.decode_compiler import decode_compiler
+from ingle.engine.compile_jobs import background_compiler
 from ingle.engine.device import choose_device, choose_dtype
 from ingle.engine.draft_start import draft_model, load_draft
 from ingle.engine.engine_core import EngineCore
@@ -65,7 +65,7 @@ from ingle.engine.prompt_lookup import LookupLimits, PromptLookup
 from ingle.engine.scheduler import Scheduler, SchedulerLimits
 from ingle.engine.speculation import Speculation
 from ingle.model.build import build_decoder
-from ingle.model.decoder import Decoder, Model
+from ingle.model.decoder import Model
 from ingle.model.weights import WeightSource
 from ingle.plugin import CheckpointInfo, DeviceInfo, KVCacheFormat, WeightLoader
 from ingle.registry.choose import (
@@ -119,7 +119,7 @@ def build_engine_core(
         tokenizer = load_tokenizer(config.tokenizer or path, read_template(config.chat_template))
         before = held_bytes(opened.device)
         memory, plan = _plan(config, opened)
-        model, kernels = _load_model(config, opened, memory, plan)
+        model, chooser = _load_model(config, opened, memory, plan)
         grammars = GrammarCompiler(
             tokenizer.to_json, opened.model.vocab_size, opened.model.eos_token_ids
         )
@@ -134,7 +134,7 @@ def build_engine_core(
     logger.info(measured)
     start = _cache_start(config, opened, plan, tokenizer)
     info = replace(
-        _info(config, opened, plan, kernels, report),
+        _info(config, opened, plan, dict(chooser.counts), report),
         memory_report=measured,
         kv_cache_report=settle_caches(start, model, caches, scaled),
     )
@@ -149,8 +149,8 @@ def build_engine_core(
         seed=config.seed,
     )
     core.grammars, core.draft = grammars, draft
-    if not config.enforce_eager and isinstance(model, Decoder):
-        core.compiler = decode_compiler(runner, model, opened.device)
+    if not config.enforce_eager:
+        core.compiler = background_compiler(runner, model, chooser.functions, opened.device)
     return core
 
 
@@ -196,8 +196,8 @@ def _plan(config: EngineConfig, opened: Opened) -> tuple[MemoryPlan, CachePlan]:
 
 def _load_model(
     config: EngineConfig, opened: Opened, memory: MemoryPlan, plan: CachePlan
-) -> tuple[Model, dict[str, int]]:
-    """The model, and how many linears each kernel serves."""
+) -> tuple[Model, KernelChooser]:
+    """The model, and who chose the kernels of its linears."""
     selector = KernelSelector(
         opened.registry.matmul_kernels(opened.device),
         opened.registry.self_checks,
@@ -214,7 +214,7 @@ def _load_model(
         embeddings_on_host=memory.embeddings_on_host,
     )
     model = _build(opened, source, plan)
-    return model, dict(chooser.counts)
+    return model, chooser
 
 
 def _build(opened: Opened, source: WeightSource, plan: CachePlan) -> Model:

@@ -27,7 +27,7 @@ _TOKENIZE = msgspec.json.Decoder(TokenizeRequest)
 _DETOKENIZE = msgspec.json.Decoder(DetokenizeRequest)
 
 
-@post("/tokenize", status_code=200)
+@post(["/tokenize", "/v1/tokenize"], status_code=200)
 async def tokenize(
     request: Request[Any, Any, Any], service: NamedDependency[Service]
 ) -> Response[TokenizeResponse]:
@@ -78,7 +78,7 @@ async def _tokenize_chat(service: Service, body: TokenizeRequest) -> list[int]:
     return await encode_chat(service, chat)
 
 
-@post("/detokenize", status_code=200)
+@post(["/detokenize", "/v1/detokenize"], status_code=200)
 async def detokenize(
     request: Request[Any, Any, Any], service: NamedDependency[Service]
 ) -> Response[DetokenizeResponse]:

@@ -13,8 +13,14 @@ from ingle_server.schemas.usage import Usage
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
-    """The request. A mixed list of strings and ids gets through here and is refused later."""
+    """The request. A mixed list of strings and ids gets through here and is refused later.
 
+    ``model`` is required; only SillyTavern, which says so by ``api_type``, leaves it out where it
+    talks to a server of one model.
+    """
+
+    model: str = ""
+    api_type: str | None = None
     prompt: str | list[str | int | list[int]] | None
     best_of: int | None = None
     echo: bool | None = None
