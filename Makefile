@@ -9,7 +9,7 @@ QUIET_CORES := OMP_WAIT_POLICY=passive
 PYTEST := $(QUIET_CORES) $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-slow test-all previous-plugins test-container fuzz-formats bench-packed check fix docs bench bench-speculation bench-quants bench-http bench-start bench-gpu clean
+.PHONY: help install demo serve test test-slow test-all previous-plugins test-container fuzz-formats bench-packed check fix docs bench bench-speculation bench-structured bench-quants check-peers bench-http bench-start bench-gpu clean
 
 help: ## What there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 18
@@ -64,6 +64,9 @@ bench: install ## Speed of MODEL (the demo model when unset): decode, prefill, f
 bench-packed: install ## 4-bit products on this CPU beside dense bf16 ones, in turns
 	$(QUIET_CORES) $(BIN)/python tests/benchmarks/bench_packed.py
 
+bench-structured: install ## Decoding under a JSON schema beside decoding without
+	$(QUIET_CORES) $(BIN)/python tests/benchmarks/bench_structured.py
+
 bench-speculation: install ## Decoding with prompt lookup beside decoding without
 	$(QUIET_CORES) $(BIN)/python tests/benchmarks/bench_speculation.py
 
@@ -76,8 +79,16 @@ bench-start: install ## Seconds to the first token, and GB/s of a 4 GB checkpoin
 bench-quants: install ## Every quant of the demo model, made once, measured and compared; hours
 	$(QUIET_CORES) $(BIN)/python tests/benchmarks/bench_quants.py --plot docs/quality.svg
 
+.venv-peers/installed: constraints.txt
+	python3.11 -m venv .venv-peers
+	.venv-peers/bin/pip install --quiet torch==2.13.0 triton==3.7.1 gptqmodel==7.6.0 optimum
+	@touch $@
+
+check-peers: install .venv-peers/installed ## The quants of bench-quants in transformers and GPTQModel
+	$(QUIET_CORES) $(BIN)/python tests/quantize/check_peers.py --peers .venv-peers/bin/python
+
 bench-gpu: install ## Kernels on the card in this machine
 	$(BIN)/python tests/benchmarks/bench_gpu.py
 
 clean: ## Remove .venv and caches
-	rm -rf $(VENV) dist site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-peers dist site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -12,6 +12,7 @@ import pytest
 from fault_clients import PATH, PATIENCE, Client, completion, eventually
 from live_server import LiveServer
 
+pytestmark = pytest.mark.slow
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
 
@@ -107,7 +108,6 @@ def test_a_page_that_rebinds_its_name_is_refused(sturdy_server: LiveServer) -> N
         assert "evil.example" in response.json()["error"]["message"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("chunked", [True, False])
 def test_a_huge_body_is_refused_without_being_kept(
     sturdy_server: LiveServer, chunked: bool
@@ -150,7 +150,6 @@ SLOW = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", SLOW)
 def test_half_a_request_is_given_up_after_a_while(sturdy_server: LiveServer, name: str) -> None:
     """``--header-timeout 2``; the answer, if any, says so."""
@@ -161,7 +160,6 @@ def test_half_a_request_is_given_up_after_a_while(sturdy_server: LiveServer, nam
     check_well(sturdy_server)
 
 
-@pytest.mark.slow
 def test_a_body_that_drips_is_given_up_though_it_never_stops(sturdy_server: LiveServer) -> None:
     began = time.monotonic()
     with connection(sturdy_server) as sock:
@@ -184,7 +182,6 @@ def test_a_body_that_drips_is_given_up_though_it_never_stops(sturdy_server: Live
     check_well(sturdy_server)
 
 
-@pytest.mark.slow
 def test_idle_connections_starve_nobody(sturdy_server: LiveServer) -> None:
     with ExitStack() as stack:
         for _ in range(1000):

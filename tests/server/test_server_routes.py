@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -59,6 +60,8 @@ def test_messages_reach_the_template_in_its_own_terms(http: httpx.Client, shared
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "content": "42", "tool_call_id": "c1"},
         {"role": "assistant", "refusal": "no", "content": None},
+        {"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}, "content": None},
+        {"role": "function", "name": "f", "content": "42"},
     ]
     assert ask(http, messages=messages).status_code == 200
     assert shared.engine.chats[-1].messages == [
@@ -67,6 +70,14 @@ def test_messages_reach_the_template_in_its_own_terms(http: httpx.Client, shared
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "content": "42", "tool_call_id": "c1"},
         {"role": "assistant", "content": "no"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [
+                {"id": None, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+            ],
+        },
+        {"role": "tool", "content": "42", "name": "f"},
     ]
 
 
@@ -101,6 +112,25 @@ def test_the_last_message_can_be_continued(http: httpx.Client, shared: Running) 
     assert chat.template_kwargs == {"enable_thinking": False}
 
 
+def test_a_null_prompt_is_the_start_of_a_document() -> None:
+    with running_server(FakeEngine(start_token_id=7)) as running, running.client() as client:
+        body = {"model": "fake/model", "prompt": None, "echo": True}
+        answer = client.post("/v1/completions", json=body)
+        assert answer.json()["usage"]["prompt_tokens"] == 1
+        assert running.engine.seen[-1].prompt_token_ids == [7]
+
+
+def test_the_likeliest_of_several_completions_are_given(
+    http: httpx.Client, shared: Running
+) -> None:
+    body = {"model": "fake/model", "prompt": ["a", "b"], "n": 2, "best_of": 3, "max_tokens": 4}
+    answer = http.post("/v1/completions", json=body).json()
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+    assert all(choice["logprobs"] is None for choice in answer["choices"])
+    assert answer["usage"]["completion_tokens"] == 2 * 3 * 4
+    assert shared.engine.seen[-1].params.n == 3
+
+
 def test_a_huge_top_k_keeps_every_token(http: httpx.Client, shared: Running) -> None:
     assert ask(http, top_k=2**70).status_code == 200
     assert shared.engine.seen[-1].params.top_k == VOCAB_SIZE
@@ -124,6 +154,21 @@ def test_token_ids_are_returned_on_request(http: httpx.Client) -> None:
     (choice,) = http.post("/v1/completions", json=body).json()["choices"]
     assert choice["logprobs"]["tokens"] == ["token_id:90", "token_id:111"]
     assert choice["token_ids"] == [90, 111]
+
+
+def test_token_ids_are_streamed_on_request(http: httpx.Client) -> None:
+    fields = {"return_token_ids": True, "max_tokens": 2, "stream": True}
+    for path, asked, prompt in (
+        ("/v1/completions", {"prompt": "hi"}, b"hi"),
+        (CHAT, {"messages": [{"role": "user", "content": "hi"}]}, b"user: hi\n"),
+    ):
+        answer = http.post(path, json={"model": "fake/model", **asked, **fields})
+        lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]
+        choices = [json.loads(line)["choices"][0] for line in lines]
+        known = [choice["prompt_token_ids"] for choice in choices if "prompt_token_ids" in choice]
+        assert known == [list(prompt)]
+        made = [token for choice in choices for token in choice.get("token_ids", ())]
+        assert made == list(b"Zo")
 
 
 def test_a_default_limit_is_cut_to_the_context(http: httpx.Client, shared: Running) -> None:

@@ -98,7 +98,8 @@ class TritonDecode:
 
     Attributes:
         fn: ``decode(T, n, k, N, K, META, DTYPE) -> [BN, BK]``; T is a tuple of pointers to
-            ``tensors``, n and k index vectors, the rest constexpr.
+            ``tensors``, n [BN] and k [BK] int32 index vectors, the rest constexpr. Indices are
+            always inside the weight: at an edge the last one repeats.
         tensors: What T points to, lookup tables included.
         sections: ``(k0, k1, META)``: one launch each; META is a tuple of ints.
         tile: ``(n_multiple, k_multiple)`` a tile must be aligned to.

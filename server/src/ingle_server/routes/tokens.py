@@ -65,9 +65,10 @@ async def _tokenize_chat(service: Service, body: TokenizeRequest) -> list[int]:
     check_tools(body.tools)
     check_template(body.chat_template, body.chat_template_kwargs)
     messages = template_messages(body.messages or [])
+    tools = msgspec.to_builtins(body.tools) if body.tools else None
     chat = ChatPrompt(
-        messages=messages,
-        tools=msgspec.to_builtins(body.tools) if body.tools else None,
+        messages=messages if tools is None else service.reading.with_tools(messages, tools),
+        tools=tools,
         add_generation_prompt=generation_prompt(
             body.add_generation_prompt, body.continue_final_message
         ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -10,6 +10,9 @@ from msgspec import UNSET, UnsetType
 from ingle_server.schemas.sampling import PromptLogprobs, SamplingFields
 from ingle_server.schemas.timings import Timings
 from ingle_server.schemas.usage import Usage
+
+UNNAMED = "\0"
+"""Stands for a ``model`` that was left out; the empty name is a name, and served by nobody."""
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
@@ -19,13 +22,14 @@ class CompletionRequest(SamplingFields, kw_only=True):
     talks to a server of one model.
     """
 
-    model: str = ""
+    model: str = UNNAMED
     api_type: str | None = None
     prompt: str | list[str | int | list[int]] | None
     best_of: int | None = None
     echo: bool | None = None
     logprobs: int | None = None
     suffix: str | None = None
+    response_format: dict[str, Any] | None = None
 
 
 class CompletionLogprobs(msgspec.Struct, kw_only=True):
