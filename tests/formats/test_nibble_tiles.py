@@ -174,6 +174,7 @@ def test_dimensions_of_one_run_as_written() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_functions_are_compiled_once_and_give_the_same_bits(tmp_path: Path) -> None:
     source = DECODE_64 if block_size() == 64 else DECODE_32
     functions = [CompiledFunction(source), CompiledFunction(source)]

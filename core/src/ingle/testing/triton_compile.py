@@ -10,7 +10,7 @@ interpreter functions, and nothing can be compiled.
 
 A signature entry is ``name=type[:16]``. ``:16`` says that a pointer or an integer is divisible by
 16, which the just-in-time compiler finds out by itself; without it, loads are not vectorised.
-``name=None`` makes an argument the constant None.
+``name=None`` makes an argument the constant None, ``name=(*i32:16 *fp16)`` a tuple.
 """
 
 from __future__ import annotations
@@ -138,13 +138,19 @@ def compile_kernel(
 
 def _source(fn: Any, signature: str, constants: Mapping[str, Any]) -> ASTSource:
     given = dict(entry.strip().split("=", 1) for entry in signature.split(",") if entry.strip())
-    types: dict[str, str] = {}
+    types: dict[str, Any] = {}
     values: dict[tuple[int], Any] = {}
-    attributes: dict[tuple[int], list[list[Any]]] = {}
+    attributes: dict[tuple[int, ...], list[list[Any]]] = {}
     for index, param in enumerate(fn.params):
         name = param.name
         if name in constants or given.get(name) == "None":
             types[name], values[(index,)] = "constexpr", constants.get(name)
+        elif name in given and given[name].startswith("("):
+            parts = [one.partition(":") for one in given[name].strip("()").split()]
+            types[name] = tuple(kind for kind, _, _ in parts)
+            for place, (_, _, divisible) in enumerate(parts):
+                if divisible:
+                    attributes[(index, place)] = [["tt.divisibility", int(divisible)]]
         elif name in given:
             types[name], _, divisible = given[name].partition(":")
             if divisible:
