@@ -9,7 +9,7 @@ QUIET_CORES := OMP_WAIT_POLICY=passive
 PYTEST := $(QUIET_CORES) $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-slow test-all previous-plugins test-container fuzz-formats test-kernels-full bench-packed check fix docs bench bench-speculation bench-structured bench-quants check-peers bench-http bench-start bench-gpu clean
+.PHONY: help install demo serve test test-slow test-long test-all previous-plugins test-container fuzz-formats test-kernels-full bench-packed check fix docs bench bench-speculation bench-structured bench-quants check-peers bench-http bench-start bench-gpu clean
 
 help: ## What there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 18
@@ -30,7 +30,10 @@ test: install ## The tests, under ten minutes
 	$(PYTEST) -m "not slow"
 
 test-slow: install ## The slow ones: wheels into empty environments, the container file's steps
-	$(PYTEST) -m slow
+	$(PYTEST) -m "slow and not long"
+
+test-long: install ## The longest: more cases of what shorter tests hold, before a release
+	$(PYTEST) -m long
 
 test-all: test test-slow ## Both
 

@@ -114,13 +114,14 @@ def answers(llm: LLM, names: list[str]) -> dict[str, tuple[list[int], str]]:
     return dict(zip(names, pairs, strict=True))
 
 
+LONG = [pytest.mark.slow, pytest.mark.long]
 QUICK = ("in chunks", "preempted")
 """The others are for the slow suite."""
 
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in SETTINGS],
+    params=[pytest.param(n, marks=() if n in QUICK else LONG) for n in SETTINGS],
 )
 def crowd(request: pytest.FixtureRequest, tiny_llama: Path) -> dict[str, tuple[list[int], str]]:
     """Every sampler's answer when all are asked at once."""
