@@ -37,8 +37,8 @@ import pytest
 from live_server import LiveServer
 
 P, C = "/v1/completions", "/v1/chat/completions"
-GOOD_TIME = 60.0
-"""Seconds: §3, row 24 wants ten on a machine that does nothing else; this one may be busy."""
+GOOD_TIME = 10.0
+"""Seconds within which anything below must be answered (§3, row 24)."""
 
 CITY = {
     "type": "object",

@@ -36,7 +36,6 @@ def unload(server: LiveServer) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.long
 def test_ten_swaps_under_load_lose_no_request_and_give_memory_back(
     demo_model_dir: Path, tmp_path: Path
 ) -> None:

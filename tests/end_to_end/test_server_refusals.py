@@ -36,8 +36,8 @@ from live_server import LiveServer, live_server
 
 KEY = {"authorization": "Bearer secret"}
 LEAKS = ("Traceback", "0x", ".py", "site-packages", "/work/", "/home/", "object at")
-ANSWER_SECONDS = 60.0
-"""Row 24 wants ten on a machine that does nothing else; this one may be busy."""
+ANSWER_SECONDS = 10.0
+"""Row 24's bound, held for every row."""
 
 
 def error_of(response: httpx.Response, status: int) -> dict[str, Any]:

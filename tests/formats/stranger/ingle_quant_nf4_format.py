@@ -57,7 +57,7 @@ class Nf4Weight(LinearWeight):
         return values * self.absmax.float().repeat_interleave(BLOCK, 1)
 
     @property
-    def triton(self) -> TritonDecode | None:  # type: ignore[override]
+    def triton(self) -> TritonDecode | None:
         """How core's kernels decode it, where triton is installed."""
         if find_spec("triton") is None:
             return None

@@ -38,12 +38,17 @@ class TileWeight(LinearWeight):
 
     def __init__(self, inner: LinearWeight, decode: TritonDecode) -> None:
         self.inner = inner
-        self.triton = decode
+        self._decode = decode
         self.in_features = inner.in_features
         self.out_features = inner.out_features
         self.stored_out_features = inner.stored_out_features
         self.input_order = inner.input_order
         self.input_scale = inner.input_scale
+
+    @property
+    def triton(self) -> TritonDecode:
+        """The inner weight's."""
+        return self._decode
 
     def dequantize(self) -> torch.Tensor:
         """The inner weight's."""

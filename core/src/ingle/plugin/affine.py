@@ -101,7 +101,7 @@ class AffineWeight(LinearWeight):
         return self.scales.shape[0]
 
     @property
-    def triton(self) -> TritonDecode | None:  # type: ignore[override]
+    def triton(self) -> TritonDecode | None:
         """Decodes this layout; None where triton is not installed, or codes lie otherwise."""
         if type(self) is not AffineWeight or find_spec("triton") is None:
             return None

@@ -152,7 +152,6 @@ class LinearWeight(ABC):
         input_order: int64 [K] or None. ``x[:, input_order]`` is what kernels expect; core gathers
             once per distinct order. ``dequantize`` is in the *original* input order.
         input_scale: [K] or None; core multiplies the input by it before the gather.
-        triton: How core's Triton skeleton decodes this weight, or None.
     """
 
     in_features: int
@@ -160,7 +159,6 @@ class LinearWeight(ABC):
     stored_out_features: int
     input_order: torch.Tensor | None = None
     input_scale: torch.Tensor | None = None
-    triton: TritonDecode | None = None
 
     @abstractmethod
     def dequantize(self) -> torch.Tensor:
@@ -184,6 +182,11 @@ class LinearWeight(ABC):
     def row_product(self) -> RowProduct | None:
         """How a compiled decode step on a CPU multiplies with this weight, as prepared; None:
         layers that hold one stay uncompiled."""
+        return None
+
+    @property
+    def triton(self) -> TritonDecode | None:
+        """How core's Triton skeleton decodes this weight, or None."""
         return None
 
     @property

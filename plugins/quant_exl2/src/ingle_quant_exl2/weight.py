@@ -115,7 +115,7 @@ class StoredExl2Weight(Exl2Weight):
     q_weight: torch.Tensor
 
     @property
-    def triton(self) -> TritonDecode | None:  # type: ignore[override]
+    def triton(self) -> TritonDecode | None:
         """Decodes this layout; None where triton is not installed."""
         if find_spec("triton") is None:
             return None
