@@ -132,6 +132,7 @@ def test_the_config_holds_the_models_published_values(demo_model_dir: Path) -> N
     assert config["torch_dtype"] == "bfloat16"
     generation = json.loads((demo_model_dir / "generation_config.json").read_text())
     assert generation["eos_token_id"] == 2
+    assert generation["temperature"] == 0.2
 
 
 def test_a_folder_that_holds_something_is_refused(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,18 +11,23 @@ from pathlib import Path
 import pytest
 import torch
 from live_server import environment, live_server, run
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "write_a_plugin.md"
 PROMPT, NUM_TOKENS = "The capital of France is", 12
 
 
+def python_blocks() -> list[str]:
+    """The page's Python, block by block."""
+    return re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+
+
 def build_package(folder: Path) -> Path:
     """Every file the page shows, where it says."""
     text = PAGE.read_text()
     (project,) = re.findall(r"^```toml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    blocks = python_blocks()
     package = folder / "ingle-quant-rowint8"
     source = package / "src" / "ingle_quant_rowint8"
     (package / "tests").mkdir(parents=True)
@@ -37,24 +41,16 @@ def build_package(folder: Path) -> Path:
 
 
 def quantise(dense: Path, folder: Path) -> dict[str, torch.Tensor]:
-    """A rowint8 checkpoint of ``dense``, and what its linears decode to."""
-    shutil.copytree(dense, folder, ignore=shutil.ignore_patterns("*.safetensors"))
-    tensors, decoded = {}, {}
-    for file in dense.glob("*.safetensors"):
-        for name, tensor in load_file(file).items():
-            if not name.endswith("_proj.weight"):
-                tensors[name] = tensor
-                continue
-            scale = tensor.float().abs().amax(1) / 127
-            codes = (tensor.float() / scale[:, None]).round().to(torch.int8)
-            stem = name.removesuffix(".weight")
-            tensors |= {f"{stem}.codes": codes, f"{stem}.scale": scale}
-            decoded[name] = codes.float() * scale[:, None]
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "rowint8"}
-    (folder / "config.json").write_text(json.dumps(config))
-    return decoded
+    """The page's checkpoint of ``dense``, and what its linears decode to by the format's words."""
+    script = folder.with_suffix(".py")
+    script.write_text(python_blocks()[4])
+    subprocess.run([sys.executable, str(script), str(dense), str(folder)], check=True, timeout=120)
+    stored = load_file(folder / "model.safetensors")
+    stems = [name.removesuffix(".codes") for name in stored if name.endswith(".codes")]
+    return {
+        f"{stem}.weight": stored[f"{stem}.codes"].float() * stored[f"{stem}.scale"][:, None]
+        for stem in stems
+    }
 
 
 def transformers_says(dense: Path, decoded: dict[str, torch.Tensor]) -> str:

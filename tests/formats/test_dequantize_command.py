@@ -52,11 +52,15 @@ def test_every_packed_linear_is_the_one_its_writer_packed(
 
 
 @pytest.mark.parametrize("case", EXL2, ids=lambda case: case["file"])
-def test_an_exl2_linear_is_the_peers_bit_for_bit(case: dict[str, Any], dequantize: Run) -> None:
+def test_an_exl2_linear_is_the_peers_bit_for_bit(
+    case: dict[str, Any], dequantize: Run, tmp_path: Path
+) -> None:
     tensors = load_file(DATA / "exl2" / case["file"])
     stored = {n: t for n, t in tensors.items() if n.startswith("layer.")}
     found = dequantize(stored, {"config.json": {}}, "--dtype", "float32")
     assert torch.equal(found["layer.weight"], tensors["expected.W"])
+    (written,) = (tmp_path / "out0").glob("*.safetensors")
+    assert written.stat().st_mode & 0o666 == (tmp_path / "out0").stat().st_mode & 0o666
     assert set(found) - {"layer.weight", "layer.bias"} == set()
 
 

@@ -44,12 +44,29 @@ def memory_plan(config: EngineConfig, model: ModelConfig, device: str = "cpu") -
     return plan_memory(config, model, WEIGHTS, BLOCK_BYTES, 2, device)
 
 
+OTHER_CACHES = {
+    "auto": BLOCK_BYTES,
+    "int8": BLOCK_BYTES * 33 // 64,
+    "fp8_e5m2": BLOCK_BYTES // 2,
+    "fp8_e4m3": BLOCK_BYTES // 2,
+    "int4": BLOCK_BYTES * 9 // 32,
+}
+"""Bytes of a block, as the formats count them."""
+
+
 def start(model: ModelConfig, usable: int | None = None, **options: object) -> CachePlan:
     """The cache of a CPU start with ``usable`` bytes free."""
     config = EngineConfig(**options)  # type: ignore[arg-type]
     plan = memory_plan(config, model)
     budget = cache_limit(config, plan, 64 * GIB if usable is None else usable, "cpu")
-    return plan_cache(config, model, plan, budget, "cpu")
+    return plan_cache(config, model, plan, budget, "cpu", OTHER_CACHES)
+
+
+def advice(model: ModelConfig, num_blocks: int) -> list[str]:
+    """What a start is told with 8,192 tokens (33 blocks) asked for and ``num_blocks`` there."""
+    with pytest.raises(CapacityError) as caught:
+        start(model, max_model_len=8192, kv_cache_memory_bytes=num_blocks * BLOCK_BYTES)
+    return re.findall(r"(?:--[\w-]+ [\w,=]+ ?)+", str(caught.value).split("What would fit: ")[1])
 
 
 def test_by_default_a_cpu_holds_four_full_sequences(model: ModelConfig) -> None:
@@ -84,6 +101,22 @@ def test_a_context_asked_for_that_does_not_fit_is_refused_with_advice_that_works
     assert larger is not None
     assert start(model, **{**options, "max_model_len": int(shorter[1])}).max_model_len == 9 * 256
     assert start(model, **{**options, "kv_cache_memory_bytes": larger[1]}).max_model_len == 4096
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "wanted"), [(18, "int8"), (17, "fp8_e4m3"), (10, "int4"), (8, None)]
+)
+def test_the_largest_smaller_cache_that_is_enough_is_named_and_no_other(
+    model: ModelConfig, num_blocks: int, wanted: str | None
+) -> None:
+    caches = [way.split()[1] for way in advice(model, num_blocks) if "--kv-cache-dtype" in way]
+    assert caches == ([] if wanted is None else [wanted])
+
+
+def test_where_no_context_fits_a_smaller_cache_and_a_shorter_context_are_named_together(
+    model: ModelConfig,
+) -> None:
+    assert "--kv-cache-dtype int4 --max-model-len 512" in [w.strip() for w in advice(model, 1)]
 
 
 def test_shrink_takes_the_longest_that_fits_and_says_so_loudly(

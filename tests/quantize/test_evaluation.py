@@ -197,6 +197,15 @@ def test_the_command_writes_a_table_a_json_file_and_a_picture(
     assert (tmp_path / "out.svg").read_text().startswith("<svg ")
 
 
+def test_the_command_prints_json_when_told_to(
+    models: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["eval", models.original, "--reference", models.original, "--text", models.text]
+    assert main([*argv, "--window", str(WINDOW), "--max-tokens", "96", "--json", "-"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["kl"] == 0
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

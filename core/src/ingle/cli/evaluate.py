@@ -18,7 +18,7 @@ def evaluate(
     config: EvaluationConfig,
     *,
     kv_cache_dtype: Annotated[tuple[str, ...], Parameter(negative=())] = ("auto",),
-    json: Annotated[str | None, Parameter(negative=())] = None,
+    json: Annotated[str | None, Parameter(negative=(), allow_leading_hyphen=True)] = None,
     plot: Annotated[str | None, Parameter(negative=())] = None,
 ) -> None:
     """Compare models with a reference: size, perplexity, KL divergence, top-1 agreement.

@@ -20,7 +20,9 @@ def generate(engine: EngineConfig, sampling: SamplingFlags, prompt: str | None =
 
     text = sys.stdin.read() if prompt is None else prompt
     if not text:
-        raise ConfigError("--prompt is empty: give a text, or send one to standard input.")
+        raise ConfigError(
+            "--prompt is empty: ingle generate MODEL PROMPT, or send a text to standard input."
+        )
     session = Session.open(or_demo_model(engine))
     token_ids = session.tokenizer.encode(text)
     for piece in session.text(token_ids, sampling.params(session.core.info.generation_defaults)):

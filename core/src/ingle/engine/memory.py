@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 
@@ -67,12 +69,25 @@ def held_bytes(device: DeviceInfo) -> int | None:
 
 
 def plan_cache(
-    config: EngineConfig, model: ModelConfig, plan: MemoryPlan, budget: int, device_type: str
+    config: EngineConfig,
+    model: ModelConfig,
+    plan: MemoryPlan,
+    budget: int,
+    device_type: str,
+    other_caches: Mapping[str, int] = MappingProxyType({}),
 ) -> CachePlan:
     """Blocks and context length that fit ``budget``.
 
     A context that was asked for and does not fit is an error, or with ``--on-memory shrink``
     becomes the longest that does; ``auto`` shrinks in any case.
+
+    Args:
+        config: The options.
+        model: The model.
+        plan: What it takes, the cache apart.
+        budget: Bytes the cache may take; negative when the rest alone is too much.
+        device_type: ``cpu`` or ``cuda``.
+        other_caches: Bytes of a block in every cache format there is, for the advice.
 
     Raises:
         ConfigError: When ``--max-model-len`` is more than the model can take.
@@ -82,7 +97,7 @@ def plan_cache(
     fitting = plan.longest(max(0, budget))
     exact = config.max_model_len != "auto" and config.on_memory == "error"
     if not fitting or (fitting < limit and exact):
-        raise CapacityError(_too_small(config, limit, plan, budget, fitting))
+        raise CapacityError(_too_small(config, limit, plan, budget, other_caches))
     max_model_len = min(limit, fitting)
     if max_model_len < limit and config.max_model_len != "auto":
         logger.warning(
@@ -111,26 +126,44 @@ def _most_blocks(config: EngineConfig, device_type: str, max_model_len: int) -> 
 
 
 def _too_small(
-    config: EngineConfig, limit: int, plan: MemoryPlan, budget: int, fitting: int
+    config: EngineConfig, limit: int, plan: MemoryPlan, budget: int, other_caches: Mapping[str, int]
 ) -> str:
-    need = plan.cache_bytes(limit)
-    asked = config.kv_cache_memory_bytes
     room = (
-        f"{max(0, budget) / GIB:.2f} GiB is there"
-        if asked is not None or budget >= 0
-        else f"the rest alone (weights {plan.weights_bytes / GIB:.2f} GiB) is "
-        f"{-budget / GIB:.2f} GiB more than is free"
+        f"{_size(budget)} is there"
+        if budget >= 0
+        else f"the rest alone (weights {_size(plan.weights_bytes)}) is {_size(-budget)} more than "
+        "is free"
     )
-    ways = []
-    if fitting:
-        ways.append(f"--max-model-len {fitting} (--on-memory shrink takes it by itself)")
-    if asked is not None:
-        ways.append(f"--kv-cache-memory-bytes {-(-need // MIB)}MiB")
-    ways.append("a smaller --kv-cache-dtype, such as fp8")
+    ways = list(_ways(config, limit, plan, budget, other_caches))
+    advice = f"What would fit: {'; '.join(ways)}." if ways else "No flag makes room for it."
     return (
-        f"one sequence of {limit} tokens needs {need / GIB:.2f} GiB of KV cache, but {room}. "
-        f"What would fit: {'; '.join(ways)}. `ingle fit {config.model}` shows every term."
+        f"one sequence of {limit} tokens needs {_size(plan.cache_bytes(limit))} of KV cache, but "
+        f"{room}. {advice} `ingle fit {config.model}` shows every term."
     )
+
+
+def _ways(
+    config: EngineConfig, limit: int, plan: MemoryPlan, budget: int, other_caches: Mapping[str, int]
+) -> Iterator[str]:
+    """Flags each of which makes it start; with a smaller cache the one that loses least."""
+    fitting = plan.longest(max(0, budget))
+    if fitting:
+        yield f"--max-model-len {fitting} (--on-memory shrink takes it by itself)"
+    if config.kv_cache_memory_bytes is not None:
+        yield f"--kv-cache-memory-bytes {-(-plan.cache_bytes(limit) // MIB)}MiB"
+    sizes = {other_caches[name]: name for name in sorted(other_caches, reverse=True)}
+    smaller = sorted(size for size in sizes if size < plan.block_bytes)
+    enough = [size for size in smaller if plan.blocks(limit) * size <= budget]
+    if enough:
+        yield f"--kv-cache-dtype {sizes[enough[-1]]}"
+    elif smaller and not fitting and budget >= 2 * smaller[0]:
+        tokens = (budget // smaller[0] - 1) * plan.block_size
+        yield f"--kv-cache-dtype {sizes[smaller[0]]} --max-model-len {tokens}"
+
+
+def _size(count: int) -> str:
+    """Bytes for people."""
+    return f"{count / GIB:.2f} GiB" if count >= GIB else f"{count / MIB:.0f} MiB"
 
 
 def memory_report(

@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from ingle.checkpoint.permissions import readable_as_its_folder
 from ingle.errors import CapacityError, CheckpointError
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -32,6 +33,7 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     }
     with writing(path, part):
         save_file(owned, part, metadata={"format": "pt"})
+        readable_as_its_folder(part)
         _publish(part, path)
 
 
