@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
-from typing import ClassVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import torch
 
 from ingle.builtin.kv_native import last_occurrence
 from ingle.builtin.reused_buffer import ReusedBuffer
-from ingle.plugin import DeviceInfo, KVCacheFormat, KVCacheGeometry, KVStore, PluginError
+from ingle.plugin import DeviceInfo, KVCacheFormat, KVCacheGeometry, KVStore, PagedSide, PluginError
 
 INT4_GROUP = 32
 """Values that share an int4 scale; fewer where the head size is no multiple of it."""
@@ -31,11 +31,12 @@ LARGEST_INT8 = 127
 
 
 class IntStore(KVStore):
-    """One side of one layer. The head is outermost, as in the native cache on a CPU.
+    """One side of one layer. On a CPU the head is outermost, as in the native cache; on CUDA the
+    block is, and the tokens of values are innermost, see ``kv_int_triton``.
 
     Attributes:
-        codes: int8 or uint8 [H, B, S, C].
-        scales: [H, B, S, G] in the activation dtype.
+        codes: int8 or uint8 [H, B, S, C], the storage or a view of it.
+        scales: [H, B, S, G] in the activation dtype, the same.
     """
 
     def __init__(
@@ -48,15 +49,40 @@ class IntStore(KVStore):
         self.geometry = geometry
         self.num_blocks = num_blocks
         dtype, num_codes, num_scales = row
-        slots = (geometry.num_kv_heads, num_blocks, geometry.block_size)
-        place = device.torch_device
+        heads, size, place = geometry.num_kv_heads, geometry.block_size, device.torch_device
+        self._on_card = device.type == "cuda"
+        slots = (num_blocks, heads, size) if self._on_card else (heads, num_blocks, size)
+        is_turned = self._on_card and geometry.side == "v"
+        tile = (*slots[:2], num_codes, size) if is_turned else (*slots, num_codes)
         # Zeroed, so that every page is touched now and memory use does not grow later.
-        self.codes = torch.zeros((*slots, num_codes), dtype=dtype, device=place)
-        self.scales = torch.zeros((*slots, num_scales), dtype=geometry.dtype, device=place)
+        self._codes = torch.zeros(tile, dtype=dtype, device=place)
+        self._scales = torch.zeros((*slots, num_scales), dtype=geometry.dtype, device=place)
+        by_token = self._codes.transpose(2, 3) if is_turned else self._codes
+        self.codes = by_token.transpose(0, 1) if self._on_card else by_token
+        self.scales = self._scales.transpose(0, 1) if self._on_card else self._scales
 
     def tensors(self) -> Mapping[str, torch.Tensor]:
         """``codes`` [B, H, S, C] and ``scales`` [B, H, S, G], views."""
         return {"codes": self.codes.transpose(0, 1), "scales": self.scales.transpose(0, 1)}
+
+    def paged(self) -> PagedSide | None:
+        """Codes and scales on CUDA, else None."""
+        if not self._on_card:
+            return None
+        geometry = self.geometry
+        has_assembly = self._codes.is_cuda and torch.version.cuda is not None
+        meta = (geometry.num_kv_heads, geometry.side == "v", self.scales.shape[-1], has_assembly)
+        return PagedSide(tensors=(self._codes, self._scales), meta=meta)
+
+    def put(self, codes: torch.Tensor, scales: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+        """Stores ``codes`` [T, H, C] and ``scales`` [T, H, G] at slots (int64 [T])."""
+        size = self.geometry.block_size
+        for target, rows in ((self.codes, codes), (self.scales, scales)):
+            if self._on_card:
+                slots = target.permute(1, 2, 0, 3)
+                slots[slot_mapping // size, slot_mapping % size] = rows
+            else:
+                target.flatten(1, 2).index_copy_(1, slot_mapping, rows.transpose(0, 1))
 
 
 class IntKVCache(KVCacheFormat):
@@ -93,8 +119,7 @@ class IntKVCache(KVCacheFormat):
         if slot_mapping.numel() > 1:
             x = x.index_select(0, last_occurrence(slot_mapping))
         codes, scales = self.encode(x.to(ints.geometry.dtype))
-        ints.codes.flatten(1, 2).index_copy_(1, slot_mapping, codes.transpose(0, 1))
-        ints.scales.flatten(1, 2).index_copy_(1, slot_mapping, scales.transpose(0, 1))
+        ints.put(codes, scales, slot_mapping)
 
     def gather(self, store: KVStore, block_table: torch.Tensor, seq_len: int) -> torch.Tensor:
         """The first ``seq_len`` tokens: [H, seq_len, D] in the geometry's dtype."""
@@ -119,6 +144,22 @@ class Int8KVCache(IntKVCache):
         "float16": 0.012,
         "bfloat16": 0.012,
     }
+
+    @property
+    def triton_read(self) -> Callable[..., Any]:
+        """See ``kv_int_triton``."""
+        from ingle.builtin.kv_int_triton import read_int8
+
+        function: Callable[..., Any] = read_int8
+        return function
+
+    @property
+    def triton_write(self) -> Callable[..., Any]:
+        """See ``kv_int_triton``."""
+        from ingle.builtin.kv_int_triton import write_int8
+
+        function: Callable[..., Any] = write_int8
+        return function
 
     def row(self, geometry: KVCacheGeometry) -> tuple[torch.dtype, int, int]:
         """A byte per value, and one scale."""
@@ -149,6 +190,22 @@ class Int4KVCache(IntKVCache):
         "float16": 0.1,
         "bfloat16": 0.1,
     }
+
+    @property
+    def triton_read(self) -> Callable[..., Any]:
+        """See ``kv_int_triton``."""
+        from ingle.builtin.kv_int_triton import read_int4
+
+        function: Callable[..., Any] = read_int4
+        return function
+
+    @property
+    def triton_write(self) -> Callable[..., Any]:
+        """See ``kv_int_triton``."""
+        from ingle.builtin.kv_int_triton import write_int4
+
+        function: Callable[..., Any] = write_int4
+        return function
 
     def row(self, geometry: KVCacheGeometry) -> tuple[torch.dtype, int, int]:
         """Half a byte per value, and a scale per group.

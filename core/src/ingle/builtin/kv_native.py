@@ -9,8 +9,8 @@ values transposed, [B, H, D, S], as core's decode attention reads them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, cast
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from ingle.plugin import (
     DeviceInfo,
@@ -94,8 +94,9 @@ class BlockMajorStore(KVStore):
         return {"data": self.blocks}
 
     def paged(self) -> PagedSide:
-        """The storage."""
-        return PagedSide(blocks=self.storage)
+        """The storage, and how it lies."""
+        meta = (self.geometry.num_kv_heads, self.geometry.side == "v")
+        return PagedSide(tensors=(self.storage,), meta=meta)
 
     def write(self, x: torch.Tensor, slot_mapping: torch.Tensor) -> None:
         """Stores ``x [T, H, D]`` at ``slot_mapping`` (int64 [T])."""
@@ -120,6 +121,22 @@ class NativeKVCache(KVCacheFormat):
         "float16": 0.0,
         "bfloat16": 0.0,
     }
+
+    @property
+    def triton_read(self) -> Callable[..., Any]:
+        """See ``kv_native_triton``."""
+        from ingle.builtin.kv_native_triton import read_native
+
+        function: Callable[..., Any] = read_native
+        return function
+
+    @property
+    def triton_write(self) -> Callable[..., Any]:
+        """See ``kv_native_triton``."""
+        from ingle.builtin.kv_native_triton import write_native
+
+        function: Callable[..., Any] = write_native
+        return function
 
     def bytes_per_block(self, geometry: KVCacheGeometry) -> int:
         """H * S * D values of the activation dtype."""

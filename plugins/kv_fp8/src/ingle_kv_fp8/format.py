@@ -11,7 +11,7 @@ one run of memory and decoding a sequence reads H runs. On CUDA: keys [B, H, S, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -31,6 +31,8 @@ from ingle_kv_fp8.codec import E4M3, E5M2, Codec
 from ingle_kv_fp8.request import fp8_request
 from ingle_kv_fp8.scales import read_scales
 
+HARDWARE_FP8 = (8, 9)
+"""Compute capability from which a card converts e4m3."""
 SMALLEST_FIT = 1.0
 """What the largest number must reach for a scale of 1: then e4m3's steps below 2**-6, where it
 loses precision, are small beside it."""
@@ -71,6 +73,16 @@ class Fp8Store(KVStore):
         self.has_unit_scale = True
         self.has_checkpoint_scale = False
         self.is_written = False
+        self._has_fp8 = (device.capability or (0, 0)) >= HARDWARE_FP8
+        self._has_assembly = device.torch_device != "cpu" and torch.version.cuda is not None
+
+    def paged(self) -> PagedSide | None:
+        """Codes and scales per head on CUDA, see ``triton_io``; else None."""
+        if self.blocks is None:
+            return None
+        is_value = self.geometry.side == "v"
+        meta = (self.geometry.num_kv_heads, is_value, self._has_fp8, self._has_assembly)
+        return PagedSide(tensors=(self.blocks, self.head_scale), meta=meta)
 
     def tensors(self) -> Mapping[str, torch.Tensor]:
         """``codes``: uint8 [B, H, S, D], a view."""
@@ -97,26 +109,14 @@ class Fp8Store(KVStore):
         self.head_scale = self.scale.view(-1).expand(self.codes.shape[0]).contiguous()
 
 
-class PagedFp8Store(Fp8Store):
-    """One side of one layer in a type that core's decode attention reads."""
-
-    def paged(self) -> PagedSide | None:
-        """The storage on CUDA, else None."""
-        if self.blocks is None:
-            return None
-        return PagedSide(blocks=self.blocks, scale=self.head_scale)
-
-
 class Fp8Format(KVCacheFormat):
     """What both types have in common; the subclass names the codec.
 
     Attributes:
         codec: How a number becomes a byte.
-        store_type: What it allocates.
     """
 
     codec: ClassVar[Codec]
-    store_type: ClassVar[type[Fp8Store]] = Fp8Store
 
     def bytes_per_block(self, geometry: KVCacheGeometry) -> int:
         """One byte per number; scales belong to the layer, not to a block."""
@@ -124,7 +124,7 @@ class Fp8Format(KVCacheFormat):
 
     def allocate(self, geometry: KVCacheGeometry, num_blocks: int, device: DeviceInfo) -> Fp8Store:
         """Blocks with scale 1; a slot holds nothing of meaning before it is written."""
-        return self.store_type(geometry, num_blocks, device)
+        return Fp8Store(geometry, num_blocks, device)
 
     def load_scales(self, store: KVStore, layer_name: str, reader: TensorReader) -> bool:
         """Takes the scale of this layer and side, by whichever name it has.
@@ -191,7 +191,20 @@ class Fp8E4M3Format(Fp8Format):
         "bfloat16": 0.03,
     }
     codec: ClassVar[Codec] = E4M3()
-    store_type: ClassVar[type[Fp8Store]] = PagedFp8Store
+
+    @property
+    def triton_read(self) -> Callable[..., Any]:
+        """See ``triton_io``."""
+        from ingle_kv_fp8.triton_io import read_e4m3
+
+        return read_e4m3
+
+    @property
+    def triton_write(self) -> Callable[..., Any]:
+        """See ``triton_io``."""
+        from ingle_kv_fp8.triton_io import write_e4m3
+
+        return write_e4m3
 
     def detect(self, info: CheckpointInfo) -> Detection | None:
         """Claims checkpoints whose config asks for an fp8 cache; all of them mean e4m3."""
@@ -210,6 +223,20 @@ class Fp8E5M2Format(Fp8Format):
         "bfloat16": 0.06,
     }
     codec: ClassVar[Codec] = E5M2()
+
+    @property
+    def triton_read(self) -> Callable[..., Any]:
+        """See ``triton_io``."""
+        from ingle_kv_fp8.triton_io import read_e5m2
+
+        return read_e5m2
+
+    @property
+    def triton_write(self) -> Callable[..., Any]:
+        """See ``triton_io``."""
+        from ingle_kv_fp8.triton_io import write_e5m2
+
+        return write_e5m2
 
 
 def last_writes(slots: torch.Tensor) -> torch.Tensor:
