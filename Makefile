@@ -9,7 +9,7 @@ QUIET_CORES := OMP_WAIT_POLICY=passive
 PYTEST := $(QUIET_CORES) $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-slow test-all test-container fuzz-formats bench-packed check fix docs bench bench-speculation bench-gpu clean
+.PHONY: help install demo serve test test-slow test-all test-container fuzz-formats bench-packed check fix docs bench bench-speculation bench-quants bench-gpu clean
 
 help: ## What there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 18
@@ -61,6 +61,9 @@ bench-packed: install ## 4-bit products on this CPU beside dense bf16 ones, in t
 
 bench-speculation: install ## Decoding with prompt lookup beside decoding without
 	$(QUIET_CORES) $(BIN)/python tests/benchmarks/bench_speculation.py
+
+bench-quants: install ## Every quant of the demo model, made once, measured and compared; hours
+	$(QUIET_CORES) $(BIN)/python tests/benchmarks/bench_quants.py --plot docs/quality.svg
 
 bench-gpu: install ## Kernels on the card in this machine
 	$(BIN)/python tests/benchmarks/bench_gpu.py

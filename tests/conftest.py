@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -13,3 +16,16 @@ def demo_model_dir() -> Path:
     from ingle.demo_model import default_demo_model
 
     return default_demo_model()
+
+
+@pytest.fixture(scope="session")
+def exl2_validity() -> ModuleType:
+    """The checker of EXL2 folders; test folders are no packages."""
+    path = Path(__file__).parent / "quantize" / "exl2_validity.py"
+    spec = importlib.util.spec_from_file_location("exl2_validity", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault("exl2_validity", module)
+    spec.loader.exec_module(module)
+    return module

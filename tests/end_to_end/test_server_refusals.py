@@ -1,183 +1,230 @@
-"""The bad inputs of robustness §3 against a real server with the demo model."""
+"""The 35 bad inputs of specs/robustness.md §3, counted one by one against a real server process.
+
+=====  ==============================================================================
+rows   where
+=====  ==============================================================================
+1–28   ``test_a_bad_input_is_refused_as_wanted``, one case a row (data: ``bad_inputs``)
+9      also ``test_row_09_nothing_is_fetched``
+29     ``test_row_29_wrong_methods_and_unknown_paths``
+30     ``test_row_30_keys``
+31     ``test_a_bad_input_is_refused_as_wanted``
+32     ``test_row_32_hostile_heads``, one case an input
+33     ``test_a_bad_input_is_refused_as_wanted``
+34     ``test_row_34_a_full_queue``
+35     ``test_row_35_draining``; a dead engine is in tests/server/test_server_life_cycle.py
+=====  ==============================================================================
+
+Every refusal must have the status, ``param`` and ``code`` of the specification, all four keys, and
+a message that names what was wrong and the value seen, shows nothing of the server's inside, and is
+short.
+"""
 
 from __future__ import annotations
 
 import json
+import signal
 import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
-from live_server import LiveServer
+from bad_inputs import ROWS, Bad, C, P
+from live_server import LiveServer, live_server
 
-P, C = "/v1/completions", "/v1/chat/completions"
-JSON = {"content-type": "application/json"}
-DEEP: dict[str, Any] = {}
-for _ in range(400):
-    DEEP = {"type": "object", "properties": {"a": DEEP}}
-
-
-def schema(value: Any) -> dict[str, Any]:
-    return {"type": "json_schema", "json_schema": {"name": "s", "schema": value}}
+KEY = {"authorization": "Bearer secret"}
+LEAKS = ("Traceback", "0x", ".py", "site-packages", "/work/", "/home/", "object at")
+ANSWER_SECONDS = 10.0
+"""Row 24's bound, held for every row."""
 
 
-# Number in §3, path, field named by the error, values of it that are wrong.
-WRONG: list[tuple[int, str, str, list[Any]]] = [
-    (7, C, "messages", [[], "hi"]),
-    (10, P, "prompt", [[], [[]], [None], 5]),
-    (11, P, "prompt", [[10**9], [-1], [49152]]),
-    (12, P, "prompt", [[5] * 8192, "a " * 9000]),
-    (13, P, "max_tokens", [8192, 10**12]),
-    (14, P, "temperature", [-1, 3, "hot"]),
-    (15, P, "top_p", [-0.1, 1.5]),
-    (16, P, "n", [0, -1, 1.5, 10**6, 2**63]),
-    (17, P, "max_tokens", [-1, 1.5, "ten"]),
-    (17, C, "max_completion_tokens", [0]),
-    (18, P, "stop", [5, [5], list("abcdef"), [""]]),
-    (19, P, "logprobs", [-1, 10**6]),
-    (19, C, "top_logprobs", [21, 3]),
-    (20, P, "logit_bias", ["x", {"abc": 1}, {"999999999": 1}, {"1": "x"}, {"1": 101}]),
-    (21, P, "seed", ["s", 2**64]),
-    (22, P, "stream", ["yes"]),
-    (22, P, "stream_options", [{"include_usage": True}]),
-    (
-        23,
-        C,
-        "response_format",
-        ["json", {"type": "sound"}, {"type": "json_schema"}, schema({"type": "hiccup"})],
-    ),
-    (
-        24,
-        C,
-        "response_format",
-        [
-            schema(DEEP),
-            schema({"properties": {f"p{i}": {} for i in range(5000)}}),
-            schema({"type": "string", "pattern": "((a{1,1000}){1,1000}){1,1000}"}),
-        ],
-    ),
-    (25, C, "tools", ["x", [{}], [{"type": "function", "function": {"name": 5}}]]),
-    (25, C, "tool_choice", [{"type": "function", "function": {"name": "f"}}, "required"]),
-    (26, P, "presence_penalty", [3]),
-    (26, P, "repetition_penalty", [0]),
-    (26, P, "min_p", [2]),
-    (26, P, "top_k", [-7]),
-    (26, P, "min_tokens", [100]),
-    (27, P, "stop_token_ids", [[49152], [-1]]),
-    (27, P, "allowed_token_ids", [[49152], []]),
-    (31, C, "chat_template", ["{% for i in range(10**9) %}{% endfor %}"]),
-    (31, C, "chat_template_kwargs", [{"tokenize": True}]),
-]
-RAW = {
-    "1 cut": b'{"model": "x", "prompt": "a',
-    "2 empty": b"",
-    "2 list": b"[]",
-    "2 number": b"5",
-    "2 null": b"null",
-    "3 UTF-8": b'{"model":"demo","prompt":"\xff\xfe"}',
-    "4 surrogate": b'{"model":"demo","prompt":"emoji \\ud83d"}',
-    "5 deep": b"[" * 200_000,
-    "14 NaN": b'{"model":"demo","prompt":"a","temperature":NaN}',
-    "14 huge": b'{"model":"demo","prompt":"a","temperature":1e999}',
-    "20 huge": b'{"model":"demo","prompt":"a","logit_bias":{"1":1e400}}',
-}
-
-
-def refused(server: LiveServer, path: str, body: Any, status: int = 400) -> dict[str, Any]:
-    """The error object of a request that must be refused, its shape checked."""
-    content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    response = server.http.post(path, content=content, headers=JSON)
+def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
+    """The error object of a refusal, its shape checked."""
     assert response.status_code == status, response.text[:300]
-    error: dict[str, Any] = response.json()["error"]
+    assert response.headers["content-type"].startswith("application/json")
+    assert response.headers["x-request-id"]
+    body = response.json()
+    assert set(body) == {"error"}
+    error: dict[str, Any] = body["error"]
     assert set(error) == {"message", "type", "param", "code"}
-    assert error["type"] == "invalid_request_error"
+    assert 10 < len(error["message"]) <= 500
+    assert not [leak for leak in LEAKS if leak in error["message"]]
     return error
 
 
-NESTED_REPEATS = "((a{1,1000}){1,1000}){1,1000}"
-"""A pattern of row 24, which allows an answer in good time: this one compiles, since a schema's
-pattern may match anywhere. The row's other grammars are refused."""
-
-
-def answered(server: LiveServer, path: str, body: Any) -> bool:
-    """Whether a request that may be refused was answered instead."""
-    return server.http.post(path, json=body).status_code == 200
-
-
-@pytest.mark.parametrize(("number", "path", "field", "values"), WRONG)
-def test_wrong_values_are_refused_by_field(
-    demo_server: LiveServer, number: int, path: str, field: str, values: list[Any]
-) -> None:
-    good: dict[str, Any] = {"model": "demo"}
-    if path == P:
-        good["prompt"] = "hi"
-    else:
-        good["messages"] = [{"role": "user", "content": "hi"}]
-    for value in values:
-        body = {**good, field: value}
-        if NESTED_REPEATS in str(value) and answered(demo_server, path, {**body, "max_tokens": 4}):
-            continue
-        error = refused(demo_server, path, body)
-        assert error["param"] == field, (number, value, error)
-        if number in (12, 13):
-            assert error["code"] == "context_length_exceeded"
-
-
-@pytest.mark.parametrize("name", RAW)
-def test_bodies_that_are_no_requests_are_refused(demo_server: LiveServer, name: str) -> None:
-    refused(demo_server, C if name.startswith("2") else P, RAW[name])
-
-
-def test_messages_are_refused_by_place(demo_server: LiveServer) -> None:
-    picture = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "x"}}]
-    for message, param in (
-        ({"content": "a"}, "messages[0].role"),
-        ({"role": 5, "content": "a"}, "messages[0].role"),
-        ({"role": "user", "content": 5}, "messages[0].content"),
-        ({"role": "user", "content": picture}, "messages[0].content[1].type"),
-    ):
-        error = refused(demo_server, C, {"model": "demo", "messages": [message]})
-        assert error["param"] == param
-
-
-@pytest.mark.parametrize("name", ["no/such", "../../etc/passwd"])
-def test_unknown_models_are_404(demo_server: LiveServer, name: str) -> None:
-    error = refused(demo_server, P, {"model": name, "prompt": "a"}, 404)
-    assert (error["param"], error["code"]) == ("model", "model_not_found")
-
-
-def test_wrong_methods_and_paths_have_an_error_body(demo_server: LiveServer) -> None:
-    for path, status in ((C, 405), ("/v1/nope", 404)):
-        response = demo_server.http.get(path)
-        assert response.status_code == status
-        assert set(response.json()["error"]) == {"message", "type", "param", "code"}
-
-
-def test_a_body_of_64_megabytes_is_refused(demo_server: LiveServer) -> None:
-    body = b'{"model":"demo","prompt":"' + b"a" * 2**26 + b'"}'
-    assert demo_server.http.post(P, content=body, headers=JSON).status_code in (400, 413)
+def check_refusal(server: LiveServer, bad: Bad) -> None:
+    headers = dict(bad.headers)
+    response = server.http.post(
+        bad.path, content=bad.content, headers=headers, timeout=ANSWER_SECONDS
+    )
+    if bad.may_pass and response.status_code == 200:
+        return
+    error = error_of(response, bad.status)
+    seen = (error["type"], error["param"], error["code"])
+    assert seen == ("invalid_request_error", bad.param, bad.code), error
+    for text in bad.says:
+        assert text in error["message"], (text, error["message"])
 
 
 @pytest.mark.parametrize(
-    "head",
+    "row", ROWS, ids=[f"row {row:02}: {name}" for row, (name, _) in ROWS.items()]
+)
+def test_a_bad_input_is_refused_as_wanted(demo_server: LiveServer, row: int) -> None:
+    for bad in ROWS[row][1]:
+        check_refusal(demo_server, bad)
+    assert demo_server.http.get("/health").status_code == 200
+
+
+def test_every_row_has_its_test() -> None:
+    tested = set(ROWS) | {int(name[9:11]) for name in globals() if name.startswith("test_row_")}
+    assert tested == set(range(1, 36))
+
+
+def test_row_09_nothing_is_fetched(demo_server: LiveServer) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as canary:
+        canary.setblocking(False)
+        url = f"http://127.0.0.1:{canary.getsockname()[1]}/cat.png"
+        parts = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": url}}]
+        body = {"model": "demo", "messages": [{"role": "user", "content": parts}]}
+        error = error_of(demo_server.http.post(C, json=body), 400)
+        assert error["param"] == "messages[0].content[1].type"
+        with pytest.raises(BlockingIOError):
+            canary.accept()
+
+
+def test_row_29_wrong_methods_and_unknown_paths(demo_server: LiveServer) -> None:
+    for method, path, status in (
+        ("GET", C, 405),
+        ("GET", P, 405),
+        ("DELETE", "/v1/models", 405),
+        ("GET", "/v1/nope", 404),
+        ("POST", "/v1/nope", 404),
+    ):
+        response = demo_server.http.request(method, path)
+        error = error_of(response, status)
+        assert (error["type"], error["param"], error["code"]) == (
+            "invalid_request_error",
+            None,
+            None,
+        )
+        assert path in error["message"]
+        if status == 405:
+            assert response.headers["allow"] in error["message"]
+            assert method in error["message"]
+
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+
+
+@pytest.mark.parametrize(
+    "data",
     [
-        b"Content-Length: 5\r\nContent-Length: 6\r\n",
-        b"Content-Length: -5\r\n",
-        b"X-Big: " + b"a" * 2**23 + b"\r\n",
+        pytest.param(HEAD + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nhello!", id="lengths"),
+        pytest.param(HEAD + b"Content-Length: -5\r\n\r\nhello", id="negative length"),
+        pytest.param(HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\nhello\r\n", id="chunk size"),
+        pytest.param(HEAD + b"X-Big: " + b"a" * 2**23 + b"\r\n\r\n", id="8 MiB header"),
+        pytest.param(HEAD + b"X-Many: a\r\n" * 200_000 + b"\r\n", id="200,000 headers"),
     ],
 )
-def test_hostile_heads_are_refused_and_the_connection_closed(
-    demo_server: LiveServer, head: bytes
-) -> None:
-    with socket.create_connection(("127.0.0.1", demo_server.port), 10) as connection:
+def test_row_32_hostile_heads(demo_server: LiveServer, data: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", demo_server.port), ANSWER_SECONDS) as connection:
         try:
-            connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n" + head)
-            connection.sendall(b"\r\nhello")
+            connection.sendall(data)
             answer = b""
-            while piece := connection.recv(65536):
+            while piece := connection.recv(65536):  # until the server closes the connection
                 answer += piece
         except (ConnectionResetError, BrokenPipeError):
-            return  # closed while it was still being sent
-    assert answer.split(b" ")[1] in (b"400", b"431")
+            answer = b""  # closed while the head was still being sent
+    assert not answer or answer.split(b" ")[1] in (b"400", b"431")
+    assert demo_server.http.get("/health").status_code == 200
+
+
+@pytest.fixture(scope="module")
+def narrow_server(
+    demo_model_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LiveServer]:
+    """A server with a key that runs one request and lets one more wait; the last test stops it."""
+    flags = (
+        "--enforce-eager",
+        "--max-num-seqs",
+        "1",
+        "--max-queue-len",
+        "1",
+        "--api-key",
+        "secret",
+    )
+    folder = tmp_path_factory.mktemp("narrow")
+    more = ("--served-model-name", "demo", "--shutdown-timeout", "2")
+    with live_server(folder, demo_model_dir, *flags, *more) as server:
+        yield server
+
+
+def test_row_30_keys(narrow_server: LiveServer) -> None:
+    for headers in (
+        {},
+        {"authorization": "Bearer wrong"},
+        {"authorization": "Basic c2VjcmV0"},
+        {"authorization": "secret"},
+    ):
+        for path in (P, "/tokenize"):
+            response = narrow_server.http.post(path, json={"model": "demo"}, headers=headers)
+            error = error_of(response, 401)
+            assert (error["param"], error["code"]) == (None, "invalid_api_key")
+            assert "secret" not in error["message"]
+    answer = narrow_server.http.get("/v1/models", headers=KEY)
+    assert answer.status_code == 200
+
+
+ENDLESS = {"model": "demo", "prompt": "Once", "max_tokens": 8000, "ignore_eos": True}
+
+
+def wait_for(http: httpx.Client, gauge: str, value: int) -> None:
+    """Returns once a gauge shows ``value``."""
+    deadline = time.monotonic() + ANSWER_SECONDS
+    while f"\ningle_{gauge} {value}" not in (text := http.get("/metrics").text):
+        assert time.monotonic() < deadline, text
+
+
+def test_row_34_a_full_queue(narrow_server: LiveServer) -> None:
+    """One runs, one waits; of the others each is refused, streamed or not."""
+    with httpx.Client(base_url=narrow_server.url, headers=KEY, timeout=60) as http:
+        body = {**ENDLESS, "stream": True}
+        with http.stream("POST", P, json=body):
+            wait_for(http, "num_requests_running", 1)
+            with http.stream("POST", P, json=body):
+                wait_for(http, "num_requests_waiting", 1)
+                for stream in (False, True):
+                    response = http.post(P, json={**ENDLESS, "stream": stream})
+                    error = error_of(response, 429)
+                    assert int(response.headers["retry-after"]) >= 1
+                    kind = (error["type"], error["param"], error["code"])
+                    assert kind == ("rate_limit_error", None, "rate_limit_exceeded")
+        wait_for(http, "num_requests_running", 0)
+        wait_for(http, "num_requests_waiting", 0)
+
+
+def test_row_35_draining(narrow_server: LiveServer) -> None:
+    """SIGTERM during a stream: newcomers get 503, the stream an error event and its end."""
+    http = narrow_server.http
+    body = {**ENDLESS, "stream": True}
+    with httpx.stream(
+        "POST", narrow_server.url + P, json=body, headers=KEY, timeout=60
+    ) as streaming:
+        lines = streaming.iter_lines()
+        assert next(lines).startswith("data: {")
+        narrow_server.popen.send_signal(signal.SIGTERM)
+        while http.get("/health").status_code == 200:
+            pass
+        response = http.post(P, json=ENDLESS, headers=KEY)
+        error = error_of(response, 503)
+        assert int(response.headers["retry-after"]) >= 1
+        assert (error["param"], error["code"]) == (None, None)
+        *_, last, done = [line for line in lines if line.startswith("data: ")]
+    assert json.loads(last.removeprefix("data: "))["error"]["message"]
+    assert done == "data: [DONE]"
+    assert narrow_server.popen.wait(60) == 0
 
 
 def test_after_all_that_the_server_is_well(demo_server: LiveServer) -> None:

@@ -18,6 +18,7 @@ from ingle.registry.loader import load_plugins
 
 PLUGINS = {
     "ingle-quant-awq": "awq = ingle_quant_awq.plugin",
+    "ingle-quant-gptq": "gptq = ingle_quant_gptq.plugin",
     "ingle-quant-exl2": "exl2 = ingle_quant_exl2.plugin",
     "ingle-kv-fp8": "kv_fp8 = ingle_kv_fp8.plugin",
 }
@@ -39,13 +40,16 @@ def header_models() -> ModuleType:
 def header_folders(
     header_models: ModuleType, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Path]:
-    """Folders of Llama-3-8B in bf16, Llama-3-70B in AWQ and in EXL2 2.4, and Qwen3-30B-A3B in
-    bf16 and in AWQ."""
+    """Folders of Llama-3-8B in bf16, Llama-3-70B in AWQ, GPTQ and EXL2 2.4, and Qwen3-30B-A3B
+    in bf16 and in AWQ."""
     m, base = header_models, tmp_path_factory.mktemp("headers")
     packed = {**m.LLAMA_3_70B, "quantization_config": {"quant_method": "awq", "bits": 4}}
+    act_order = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": True}
+    ordered = {**m.LLAMA_3_70B, "quantization_config": act_order}
     kinds: dict[str, tuple[Any, ...]] = {
         "8b": (m.LLAMA_3_8B, m.dense, m.dense, "model.safetensors"),
         "70b-awq": (packed, m.awq, m.dense, "model.safetensors"),
+        "70b-gptq": (ordered, m.gptq, m.dense, "model.safetensors"),
         "70b-exl2": (m.LLAMA_3_70B, m.exl2(2.4), m.exl2(6.03125), "output.safetensors"),
     }
     folders = {

@@ -77,6 +77,17 @@ def awq(name: str, outputs: int, inputs: int) -> Tensors:
     }
 
 
+def gptq(name: str, outputs: int, inputs: int) -> Tensors:
+    """4 bits in groups of 128, with a group index, as AutoGPTQ stores them."""
+    groups = inputs // 128
+    return {
+        f"{name}.qweight": ("I32", (inputs // 8, outputs)),
+        f"{name}.qzeros": ("I32", (groups, outputs // 8)),
+        f"{name}.scales": ("F16", (groups, outputs)),
+        f"{name}.g_idx": ("I32", (inputs,)),
+    }
+
+
 def exl2(bits: float) -> PackLinear:
     """``bits`` per weight in groups of 128, scale codes included."""
 

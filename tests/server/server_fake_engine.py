@@ -104,6 +104,7 @@ class FakeEngine:
         self.active: set[str] = set()
         self.finished: Counter[str] = Counter()
         self.dead = False
+        self.stuck_seconds = 0.0
         self.refusal: Exception | None = None
         self.row_error: str | None = None
         self.num_cached = 0
@@ -260,8 +261,12 @@ class FakeEngine:
         if self.dead:
             raise EngineDeadError("thread 0x7f00dead ended in /usr/lib/engine.py")
 
-    async def shutdown(self) -> None:
+    def step_seconds(self) -> float:
+        return self.stuck_seconds
+
+    async def shutdown(self, step_timeout: float | None = None) -> bool:
         self.release()
+        return True
 
 
 def _whole(data: bytes) -> str:

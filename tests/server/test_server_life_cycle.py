@@ -232,6 +232,28 @@ def test_a_dead_engine_is_told_to_everybody_and_ends_the_server(
         eventually(lambda: running.exit_codes == [1])
 
 
+def test_a_step_that_does_not_return_ends_the_server_with_the_reason() -> None:
+    engine = FakeEngine(hold=3)
+    with running_server(engine, watchdog_seconds=0.2) as running, running.client() as client:
+        streamed, plain = hold_two(running)
+        assert client.get("/health").status_code == 200
+        engine.stuck_seconds = 0.3
+        error = check_error(client.get("/health"), 503, None)
+        assert "has not returned for 0.2 s (--watchdog-seconds)" in error["message"]
+        assert "--watchdog-seconds" in check_error(plain.join(), 500, None)["message"]
+        *_, bad, done = events(streamed.join().text)
+        assert "--watchdog-seconds" in json.loads(bad)["error"]["message"]
+        assert done == "[DONE]"
+        eventually(lambda: running.exit_codes == [1])
+
+
+def test_the_watchdog_can_be_told_to_wait_for_ever() -> None:
+    engine = FakeEngine()
+    engine.stuck_seconds = 1e9
+    with running_server(engine, watchdog_seconds=0.0) as running, running.client() as client:
+        assert client.get("/health").status_code == 200
+
+
 def test_a_stop_lets_running_requests_finish_and_refuses_new_ones() -> None:
     engine = FakeEngine(hold=3)
     with running_server(engine, shutdown_timeout=TIMEOUT) as running, running.client() as client:

@@ -13,7 +13,7 @@ from litestar.types import ASGIApp
 from ingle_server.config import ServerConfig
 from ingle_server.engine_client import EngineClient
 from ingle_server.error_shapes import error_body
-from ingle_server.errors import to_api_error
+from ingle_server.errors import to_api_error, unserved
 from ingle_server.gate import Gate
 from ingle_server.routes.anthropic import count_message_tokens, create_message
 from ingle_server.routes.chat import create_chat_completion
@@ -135,8 +135,9 @@ def _error_handler(
     root_path: str,
 ) -> Callable[[Request[Any, Any, Any], Exception], Response[bytes]]:
     def answer(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
-        fault = to_api_error(error)
-        body = error_body(request.scope["path"].removeprefix(root_path), fault)
+        path = request.scope["path"].removeprefix(root_path)
+        fault = unserved(error, request.method, path) or to_api_error(error)
+        body = error_body(path, fault)
         return Response(
             body, status_code=fault.status, headers=fault.headers, media_type=MediaType.JSON
         )

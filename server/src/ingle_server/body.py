@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 from litestar import Request
 
-from ingle_server.errors import ApiError, bad_request, shown
+from ingle_server.errors import ApiError, bad_request, shorten, shown
 
 T = TypeVar("T")
 
@@ -21,6 +21,7 @@ _AT = re.compile(r" - at `\$\.?(.*)`$", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(\w+)`")
 _BYTE = re.compile(r"\(byte (\d+)\)$")
 _SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})")
+_NO_NUMBER = re.compile(rb"NaN|Infinity")
 _STEP = re.compile(r"(\w+)|\[(\d+)\]")
 
 
@@ -127,7 +128,7 @@ def _wrong_type(body: bytes, message: str) -> ApiError:
     if not path:
         return bad_request(f"The body must be a JSON object: {_lower(said)}.")
     value = _value_at(body, path)
-    seen = f" ({shown(value)})" if value is not None else ""
+    seen = f" ({shown(value)})" if value is not None else _unreadable_number(body, path)
     return bad_request(f"{path}: {_lower(said)}{seen}.", _param(path))
 
 
@@ -151,14 +152,29 @@ def _value_at(body: bytes, path: str) -> Any:
     return value
 
 
+def _unreadable_number(body: bytes, path: str) -> str:
+    """`` (1e999)`` for a number too large to be read, as far as it can be found by its field."""
+    name = re.split(r"[.\[]", path, maxsplit=1)[0].encode()
+    found = re.search(rb'"%b"\s*:[^,}]{0,40}?(-?\d+(?:\.\d+)?[eE]\+?\d+)' % name, body)
+    return f" ({shorten(found[1].decode())})" if found else ""
+
+
 def _malformed(body: bytes, message: str) -> ApiError:
+    if not body.strip():
+        return bad_request("The body is empty; it must be a JSON object.")
     if "UTF-8" in message:
         return bad_request("The body is not valid JSON: it holds bytes that are not UTF-8.")
     if "surrogate" in message or ("truncated" in message and _SURROGATE.search(body)):
         return bad_request("The body is not valid JSON: it escapes half of a surrogate pair.")
-    at = _BYTE.search(message)
-    field = _FIELD_BEFORE.search(body[max(0, int(at[1]) - 80) : int(at[1])]) if at else None
+    found = _BYTE.search(message)
+    at = int(found[1]) if found else 0
+    field = _FIELD_BEFORE.search(body[max(0, at - 80) : at])
     param = field[1].decode() if field else None
+    literal = _NO_NUMBER.match(body, at)
+    if param and literal:
+        sign = "-" if body[at - 1 : at] == b"-" else ""
+        value = sign + literal[0].decode()
+        return bad_request(f"{param} must be a finite number, got {value}.", param)
     said = _lower(message.removeprefix("JSON is malformed: "))
     where = f" in {param}" if param else ""
     return bad_request(f"The body is not valid JSON{where}: {said}.", param)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import os
 import socket
 import sys
 import time
@@ -65,10 +67,21 @@ def _serve_on(
         )
         lifecycle = Lifecycle(service, http)
         lifecycle.install_signal_handlers()
-        return await lifecycle.run([sock])
+        code = await lifecycle.run([sock])
+        if lifecycle.is_held_up:
+            _leave_at_once(code)
+        return code
 
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(main())
+
+
+def _leave_at_once(code: int) -> None:
+    """Ends the process under a thread that computes: an orderly exit would wait for it, or pull
+    the interpreter away from under it."""
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:

@@ -48,6 +48,9 @@ class ServerConfig:
         max_request_body: Largest request body (``16MiB`` or bytes); larger ones get 413.
         max_prompts: Prompts times ``n`` in one request at most.
         shutdown_timeout: Seconds that running requests may take to finish after SIGTERM.
+        watchdog_seconds: Seconds a step of the engine may take before it counts as hung: health
+            says 503, requests end with errors and the process exits with 1, so that a supervisor
+            starts it anew. 0 waits for ever.
         timeout_keep_alive: Seconds an idle connection is kept open; longer than clients keep
             theirs, so that none is closed in the moment it is used again.
         header_timeout: Seconds a client may take to send a request's headers, or its body.
@@ -75,6 +78,7 @@ class ServerConfig:
     max_request_body: int | str = "16MiB"
     max_prompts: int = 1024
     shutdown_timeout: float = 8.0
+    watchdog_seconds: float = 600.0
     timeout_keep_alive: float = 65.0
     header_timeout: float = 30.0
     sse_keep_alive: float = 15.0
@@ -94,6 +98,7 @@ class ServerConfig:
             _check_seconds(name, getattr(self, name), zero=False)
         _check_seconds("shutdown_timeout", self.shutdown_timeout, zero=True)
         _check_seconds("idle_unload", self.idle_unload, zero=True)
+        _check_seconds("watchdog_seconds", self.watchdog_seconds, zero=True)
         if self.max_prompts < 1:
             raise ConfigError(f"--max-prompts must be at least 1, got {self.max_prompts}.")
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):

@@ -125,6 +125,10 @@ class AsyncEngineClient:
         """Raises EngineDeadError when the engine thread has ended."""
         self._engine.check_health()
 
-    async def shutdown(self) -> None:
-        """Ends the engine."""
-        await self._engine.shutdown()
+    def step_seconds(self) -> float:
+        """How long the step under way has been running; 0 between steps."""
+        return self._engine.step_seconds()
+
+    async def shutdown(self, step_timeout: float | None = None) -> bool:
+        """Ends the engine; False when a step has not returned in time."""
+        return await self._engine.shutdown(step_timeout=step_timeout)

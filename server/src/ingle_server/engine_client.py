@@ -259,6 +259,14 @@ class EngineClient(Protocol):
         """Raises EngineDeadError when the engine thread has ended."""
         ...
 
-    async def shutdown(self) -> None:
-        """Ends the engine; what still runs is aborted."""
+    def step_seconds(self) -> float:
+        """How long the step under way has been running; 0 between steps."""
+        ...
+
+    async def shutdown(self, step_timeout: float | None = None) -> bool:
+        """Ends the engine; what still runs is aborted.
+
+        Returns:
+            Whether it has ended: a step under way may take longer than ``step_timeout`` seconds.
+        """
         ...

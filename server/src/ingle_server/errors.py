@@ -11,7 +11,11 @@ from http import HTTPStatus
 from typing import Any
 
 import msgspec
-from litestar.exceptions import HTTPException
+from litestar.exceptions import (
+    HTTPException,
+    MethodNotAllowedException,
+    NotFoundException,
+)
 
 from ingle import CapacityError, EngineDeadError, RequestError
 
@@ -93,11 +97,16 @@ def shutting_down() -> ApiError:
     return ApiError(503, "The server is shutting down.", headers={"retry-after": "5"})
 
 
-def engine_dead(*, in_flight: bool) -> ApiError:
+class StepHungError(EngineDeadError):
+    """A step of the engine does not return; the message may be shown to clients."""
+
+
+def engine_dead(*, in_flight: bool, error: EngineDeadError | None = None) -> ApiError:
     """A 500 for a request that the engine's death cut off, a 503 for a later one."""
+    reason = str(error) if isinstance(error, StepHungError) else "The engine has stopped"
     if in_flight:
-        return ApiError(500, "The engine has stopped; the request was not completed.")
-    return ApiError(503, "The engine has stopped; the server is about to exit.")
+        return ApiError(500, f"{reason}; the request was not completed.")
+    return ApiError(503, f"{reason}; the server is about to exit.")
 
 
 def generation_failed() -> ApiError:
@@ -138,16 +147,27 @@ def to_api_error(error: Exception) -> ApiError:
             headers={"retry-after": "1"},
         )
     if isinstance(error, EngineDeadError):
-        return engine_dead(in_flight=True)
+        return engine_dead(in_flight=True, error=error)
     if isinstance(error, HTTPException) and error.status_code != 500:
         return _from_litestar(error)
     logger.error("Unexpected error while answering a request", exc_info=error)
     return ApiError(500, "Internal error; the server's log has the reason.")
 
 
+def unserved(error: Exception, method: str, path: str) -> ApiError | None:
+    """The framework's own refusal of an unknown path or a wrong method, in our words; else None."""
+    if isinstance(error, NotFoundException):
+        return ApiError(404, f"There is nothing at {shown(path)}; /openapi.json lists the paths.")
+    if isinstance(error, MethodNotAllowedException):
+        headers = dict(error.headers or {})
+        allowed = headers.get("allow") or headers.get("Allow", "another method")
+        return ApiError(
+            405, f"{method} is not allowed on {shown(path)}; use {allowed}.", headers=headers
+        )
+    return None
+
+
 def _from_litestar(error: HTTPException) -> ApiError:
-    """The framework's own refusals (unknown path, wrong method) in our words."""
+    """The framework's other refusals in our words."""
     status = error.status_code
-    messages = {404: "Unknown path.", 405: "This method is not allowed on this path."}
-    message = messages.get(status, f"{HTTPStatus(status).phrase}.")
-    return ApiError(status, message, headers=dict(error.headers or {}))
+    return ApiError(status, f"{HTTPStatus(status).phrase}.", headers=dict(error.headers or {}))

@@ -18,6 +18,8 @@ HEALTH_SECONDS = 5.0
 """Between two looks at the engine thread; requests in flight hear of its death at once."""
 LAST_WORDS_SECONDS = 3.0
 """How long error events may take to reach clients."""
+LAST_STEP_SECONDS = 2.0
+"""How long the step under way may take at the very end."""
 POLL_SECONDS = 0.05
 
 OK = 0
@@ -37,6 +39,9 @@ class Lifecycle:
         self._hurry = asyncio.Event()
         self._ending: asyncio.Task[None] | None = None
         self._exit_code = OK
+        self.is_held_up = False
+        """Whether ``run`` is over though a step, or a load, is not: nothing can end it but the end
+        of the process."""
 
     async def run(self, sockets: list[socket.socket]) -> int:
         """Serves on ``sockets``, and gives the process's exit code."""
@@ -45,7 +50,7 @@ class Lifecycle:
             await self._server.serve(sockets)
         finally:
             watcher.cancel()
-            await self._service.models.shutdown()
+            self.is_held_up = not await self._service.models.shutdown(LAST_STEP_SECONDS)
         return self._exit_code
 
     def install_signal_handlers(self) -> None:
@@ -76,14 +81,16 @@ class Lifecycle:
         await self._end()
 
     async def _watch_engine(self) -> None:
+        limit = self._service.config.watchdog_seconds
+        pause = min(HEALTH_SECONDS, limit / 4) if limit else HEALTH_SECONDS
         while True:
-            await asyncio.sleep(HEALTH_SECONDS)
+            await asyncio.sleep(pause)
             try:
                 self._service.models.check_health()
             except EngineDeadError as error:
                 logger.critical("The engine has died; the server exits. %s", error)
                 self._exit_code = ENGINE_DIED
-                self._service.fail_all(engine_dead(in_flight=True))
+                self._service.fail_all(engine_dead(in_flight=True, error=error))
                 await self._end()
                 return
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from ingle import CapacityError, EngineConfig, release_memory
 from ingle_server.config import ServerConfig
 from ingle_server.engine_client import EngineClient, ModelInfo
-from ingle_server.errors import ApiError
+from ingle_server.errors import ApiError, StepHungError
 from ingle_server.model_entry import ModelEntry, entry_of
 from ingle_server.tools.reading import Reading
 
@@ -132,8 +132,14 @@ class ModelManager:
 
     def check_health(self) -> None:
         """Raises EngineDeadError when the model in memory cannot go on."""
-        if self._current is not None:
-            self._current.engine.check_health()
+        if self._current is None:
+            return
+        engine, limit = self._current.engine, self._config.watchdog_seconds
+        engine.check_health()
+        if limit and engine.step_seconds() > limit:
+            raise StepHungError(
+                f"A step of the engine has not returned for {limit:g} s (--watchdog-seconds)"
+            )
 
     # -- leases ------------------------------------------------------------------------------------
 
@@ -180,13 +186,18 @@ class ModelManager:
         for waiter in waiting:
             _fail(waiter, error)
 
-    async def shutdown(self) -> None:
-        """Ends the engine, and a load that is under way with it."""
+    async def shutdown(self, seconds: float) -> bool:
+        """Ends the engine, and a load that is under way with it.
+
+        Returns:
+            Whether that was done; a load or a step may take longer than ``seconds``.
+        """
         self._stop_clock()
         if self._switch is not None:
-            await asyncio.wait([self._switch])
-        if self._current is not None:
-            await self._current.engine.shutdown()
+            await asyncio.wait([self._switch], timeout=seconds)
+            if self._switch is not None:
+                return False
+        return self._current is None or await self._current.engine.shutdown(seconds)
 
     async def _wait(self, waiter: _Waiter) -> LoadedModel | None:
         limit = self.entries[0].config.max_queue_len

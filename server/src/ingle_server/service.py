@@ -170,8 +170,8 @@ class Service:
         """
         try:
             self.models.check_health()
-        except EngineDeadError:
-            raise engine_dead(in_flight=False) from None
+        except EngineDeadError as error:
+            raise engine_dead(in_flight=False, error=error) from None
 
     def take_off(self, prefix: str, prompts: list[Prompt], params: SamplingParams) -> Flight:
         """Starts generating; the caller must ``land`` the flight however it ends.

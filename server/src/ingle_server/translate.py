@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ingle import GrammarSpec, SamplingParams
-from ingle.request import check_token_ids
+from ingle.request import MAX_N, check_token_ids
 from ingle_server.engine_client import ModelInfo
 from ingle_server.errors import ApiError, bad_request, not_supported, shown
 from ingle_server.flight import Prompt
@@ -220,7 +220,10 @@ def check_logprobs(name: str, value: int | None) -> None:
 
 def check_count(fields: SamplingFields, num_prompts: int, limit: int) -> None:
     """Bounds prompts times ``n`` before anything is copied that often."""
-    total = num_prompts * (fields.n or 1)
+    n = 1 if fields.n is None else fields.n
+    if not 1 <= n <= MAX_N:
+        raise bad_request(f"n must be an integer from 1 to {MAX_N}, got {n}.", "n")
+    total = num_prompts * n
     if total > limit:
         param = "n" if num_prompts == 1 else "prompt"
         raise bad_request(f"Prompts times n may be at most {limit}, got {total}.", param)

@@ -10,6 +10,8 @@ infinity or NaN reads back as NaN: what went wrong stays visible.
 
 Letters: T tokens, H key/value heads, D head size, B blocks, S tokens in a block, G scales of a
 token and head, C bytes of its codes.
+
+Sizes are told without torch.
 """
 
 from __future__ import annotations
@@ -17,13 +19,14 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
-
-import torch
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ingle.builtin.kv_native import last_occurrence
 from ingle.builtin.reused_buffer import ReusedBuffer
 from ingle.plugin import DeviceInfo, KVCacheFormat, KVCacheGeometry, KVStore, PagedSide, PluginError
+
+if TYPE_CHECKING:
+    import torch
 
 INT4_GROUP = 32
 """Values that share an int4 scale; fewer where the head size is no multiple of it."""
@@ -44,18 +47,20 @@ class IntStore(KVStore):
         geometry: KVCacheGeometry,
         num_blocks: int,
         device: DeviceInfo,
-        row: tuple[torch.dtype, int, int],
+        row: tuple[str, int, int],
     ) -> None:
+        import torch
+
         self.geometry = geometry
         self.num_blocks = num_blocks
-        dtype, num_codes, num_scales = row
+        codes_dtype, num_codes, num_scales = row
         heads, size, place = geometry.num_kv_heads, geometry.block_size, device.torch_device
         self._on_card = device.type == "cuda"
         slots = (num_blocks, heads, size) if self._on_card else (heads, num_blocks, size)
         is_turned = self._on_card and geometry.side == "v"
         tile = (*slots[:2], num_codes, size) if is_turned else (*slots, num_codes)
         # Zeroed, so that every page is touched now and memory use does not grow later.
-        self._codes = torch.zeros(tile, dtype=dtype, device=place)
+        self._codes = torch.zeros(tile, dtype=getattr(torch, codes_dtype), device=place)
         self._scales = torch.zeros((*slots, num_scales), dtype=geometry.dtype, device=place)
         by_token = self._codes.transpose(2, 3) if is_turned else self._codes
         self.codes = by_token.transpose(0, 1) if self._on_card else by_token
@@ -69,6 +74,8 @@ class IntStore(KVStore):
         """Codes and scales on CUDA, else None."""
         if not self._on_card:
             return None
+        import torch
+
         geometry = self.geometry
         has_assembly = self._codes.is_cuda and torch.version.cuda is not None
         meta = (geometry.num_kv_heads, geometry.side == "v", self.scales.shape[-1], has_assembly)
@@ -92,8 +99,8 @@ class IntKVCache(KVCacheFormat):
         self._buffers = {"k": ReusedBuffer(), "v": ReusedBuffer()}
 
     @abstractmethod
-    def row(self, geometry: KVCacheGeometry) -> tuple[torch.dtype, int, int]:
-        """Of one token and head: dtype of the codes, C, G."""
+    def row(self, geometry: KVCacheGeometry) -> tuple[str, int, int]:
+        """Of one token and head: torch's name for the type of the codes, a byte each; C; G."""
 
     @abstractmethod
     def encode(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -105,8 +112,8 @@ class IntKVCache(KVCacheFormat):
 
     def bytes_per_block(self, geometry: KVCacheGeometry) -> int:
         """Codes and scales of H * S rows."""
-        dtype, num_codes, num_scales = self.row(geometry)
-        row_bytes = num_codes * dtype.itemsize + num_scales * geometry.dtype.itemsize
+        _, num_codes, num_scales = self.row(geometry)
+        row_bytes = num_codes + num_scales * geometry.dtype.itemsize
         return geometry.num_kv_heads * geometry.block_size * row_bytes
 
     def allocate(self, geometry: KVCacheGeometry, num_blocks: int, device: DeviceInfo) -> IntStore:
@@ -161,16 +168,16 @@ class Int8KVCache(IntKVCache):
         function: Callable[..., Any] = write_int8
         return function
 
-    def row(self, geometry: KVCacheGeometry) -> tuple[torch.dtype, int, int]:
+    def row(self, geometry: KVCacheGeometry) -> tuple[str, int, int]:
         """A byte per value, and one scale."""
-        return torch.int8, geometry.head_dim, 1
+        return "int8", geometry.head_dim, 1
 
     def encode(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Rounded to nearest even in units of the stored scale."""
         wide = x.float()
         scales = (wide.abs().amax(-1, keepdim=True) / LARGEST_INT8).to(x.dtype)
         codes = _divided(wide, scales.float()).round_().clamp_(-LARGEST_INT8, LARGEST_INT8)
-        return codes.to(torch.int8), scales
+        return codes.char(), scales
 
     def decode(self, codes: torch.Tensor, scales: torch.Tensor, out: torch.Tensor) -> None:
         """A code is exact in every activation dtype, so each value is rounded once."""
@@ -207,7 +214,7 @@ class Int4KVCache(IntKVCache):
         function: Callable[..., Any] = write_int4
         return function
 
-    def row(self, geometry: KVCacheGeometry) -> tuple[torch.dtype, int, int]:
+    def row(self, geometry: KVCacheGeometry) -> tuple[str, int, int]:
         """Half a byte per value, and a scale per group.
 
         Raises:
@@ -216,17 +223,19 @@ class Int4KVCache(IntKVCache):
         dim = geometry.head_dim
         if dim % 2:
             raise PluginError(f"an int4 cache needs an even head size, this model's is {dim}.")
-        return torch.uint8, dim // 2, dim // math.gcd(dim, INT4_GROUP)
+        return "uint8", dim // 2, dim // math.gcd(dim, INT4_GROUP)
 
     def encode(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Rounded to nearest even in units of the stored scale."""
+        import torch
+
         dim = x.shape[-1]
         size = math.gcd(dim, INT4_GROUP)
         groups = x.float().reshape(*x.shape[:-1], dim // size, size)
         low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
         scales = (torch.where(-low > high, low, high) / -8).to(x.dtype)
         codes = _divided(groups, scales.float()).round_().add_(8).clamp_(0, 15)
-        first, second = codes.to(torch.uint8).flatten(-2).chunk(2, -1)
+        first, second = codes.byte().flatten(-2).chunk(2, -1)
         return first | (second << 4), scales.squeeze(-1)
 
     def decode(self, codes: torch.Tensor, scales: torch.Tensor, out: torch.Tensor) -> None:
@@ -240,6 +249,8 @@ class Int4KVCache(IntKVCache):
 
 def _divided(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """``x / scales``, and zeros where the scale is zero or nothing can be divided."""
+    import torch
+
     return torch.where(scales == 0, 0.0, x / scales).nan_to_num_(0.0)
 
 

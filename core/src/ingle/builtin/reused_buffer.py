@@ -4,8 +4,10 @@ into it, because the system must find and clear every page."""
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 
 class ReusedBuffer:
@@ -20,6 +22,8 @@ class ReusedBuffer:
         """A tensor of that shape with any contents. It shares memory with an earlier one only when
         that one and all its views are gone. On CUDA, whose allocator reuses memory itself, always
         a new one."""
+        import torch
+
         size = math.prod(shape)
         if device.type != "cpu":
             return torch.empty(shape, dtype=dtype, device=device)
@@ -32,6 +36,8 @@ class ReusedBuffer:
 
 def _is_shared(tensor: torch.Tensor) -> bool:
     """Whether anything but ``tensor`` uses its memory; yes where torch does not tell."""
+    import torch
+
     count = getattr(torch._C, "_storage_Use_Count", None)
     if count is None:
         return True

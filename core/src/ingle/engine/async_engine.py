@@ -168,20 +168,34 @@ class AsyncEngine:
         if not self._started:
             raise EngineDeadError("The engine was not started; call start() first.")
 
+    def step_seconds(self) -> float:
+        """How long the step under way has been running; 0 between steps."""
+        return self._thread.step_seconds
+
     def stats(self) -> EngineStats:
         """The engine's state now."""
         return self._core.stats()
 
-    async def shutdown(self, drain_timeout: float = 0.0) -> None:
+    async def shutdown(self, drain_timeout: float = 0.0, step_timeout: float | None = None) -> bool:
         """Refuses new requests, lets the others finish for so many seconds, then ends.
 
         What is unfinished then ends with EngineDeadError. A second call with a shorter time wins.
+
+        Args:
+            drain_timeout: Seconds for the requests.
+            step_timeout: Seconds more for the step under way, which nothing can interrupt; None
+                waits for it.
+
+        Returns:
+            Whether the engine has ended. A step that does not return keeps it, and its memory.
         """
         self._draining = True
         self._thread.post(Stop(time.monotonic() + drain_timeout))
-        await asyncio.to_thread(self._thread.join)
-        if self._core.compiler is not None:
+        limit = None if step_timeout is None else drain_timeout + step_timeout
+        ended = await asyncio.to_thread(self._thread.join, limit)
+        if ended and self._core.compiler is not None:
             await asyncio.to_thread(self._core.compiler.stop)
+        return ended
 
     def _open(
         self,

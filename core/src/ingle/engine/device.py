@@ -6,16 +6,9 @@ import os
 
 import torch
 
+from ingle.engine.dtype_choice import choose_dtype_name
 from ingle.errors import ConfigError
 from ingle.plugin.device import DeviceInfo
-
-_DTYPES = {
-    "float32": torch.float32,
-    "float": torch.float32,
-    "float16": torch.float16,
-    "half": torch.float16,
-    "bfloat16": torch.bfloat16,
-}
 
 
 def choose_device(requested: str) -> DeviceInfo:
@@ -44,24 +37,10 @@ def choose_device(requested: str) -> DeviceInfo:
 
 
 def choose_dtype(requested: str, stored: str, device: DeviceInfo) -> torch.dtype:
-    """The activation dtype: what was asked for, else the checkpoint's.
-
-    bfloat16 needs compute capability 8.0; an older card takes float16 when ``auto`` decides. On a
-    CPU ``auto`` turns float16 into bfloat16: torch multiplies float16 there at an eighth of the
-    speed (KERNELS.md section 7: 60 against 504 GFLOP/s).
+    """As ``choose_dtype_name``, as torch's own type.
 
     Raises:
         ConfigError: When bfloat16 was asked for on a card that has none.
     """
-    if requested == "auto" and device.type == "cpu" and stored == "float16":
-        return torch.bfloat16
-    old_card = device.capability is not None and device.capability < (8, 0)
-    dtype = _DTYPES[stored if requested == "auto" else requested]
-    if dtype is torch.bfloat16 and old_card:
-        if requested != "auto":
-            raise ConfigError(
-                f"--dtype bfloat16: {device.name} (compute capability "
-                f"{device.capability}) has no bfloat16. Use --dtype float16."
-            )
-        return torch.float16
+    dtype: torch.dtype = getattr(torch, choose_dtype_name(requested, stored, device))
     return dtype

@@ -22,6 +22,7 @@ from ingle.checkpoint.tokenizer import Tokenizer, load_tokenizer
 from ingle.config import EngineConfig
 from ingle.engine.attention_choice import AttentionNeeds, BackendMaker, choose_attention
 from ingle.engine.block_manager import BlockManager
+from ingle.engine.cache_geometry import geometries
 from ingle.engine.decode_compiler import decode_compiler
 from ingle.engine.device import choose_device, choose_dtype
 from ingle.engine.engine_core import EngineCore
@@ -47,7 +48,6 @@ from ingle.engine.memory import (
     CachePlan,
     allocate_caches,
     available_bytes,
-    geometries,
     held_bytes,
     memory_report,
     plan_cache,

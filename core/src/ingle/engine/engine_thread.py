@@ -76,6 +76,7 @@ class EngineThread:
         self._lock = threading.Lock()  # between posting and dying
         self._dead: EngineDeadError | None = None
         self._throughput = ThroughputLog(core)
+        self._step_began: float | None = None  # monotonic seconds; None between steps
         # A daemon: a process that ends without shutting down isn't held up by a long step.
         self._thread = threading.Thread(target=self._run, name="ingle-engine", daemon=True)
 
@@ -85,6 +86,12 @@ class EngineThread:
     def death(self) -> EngineDeadError | None:
         """Why the thread has ended; a new exception each time, for each has its own traceback."""
         return None if self._dead is None else EngineDeadError(*self._dead.args)
+
+    @property
+    def step_seconds(self) -> float:
+        """How long the step under way has been running; 0 between steps."""
+        began = self._step_began
+        return 0.0 if began is None or self._dead is not None else time.monotonic() - began
 
     def start(self) -> None:
         """Starts the thread."""
@@ -97,12 +104,17 @@ class EngineThread:
                 self._inbox.put(command)
             return self._dead is None
 
-    def join(self) -> None:
-        """Waits until the thread has ended, if it ever began."""
-        if self._thread.ident is not None:
-            self._thread.join()
-        else:
+    def join(self, seconds: float | None = None) -> bool:
+        """Waits until the thread has ended, if it ever began; ``seconds`` at most.
+
+        Returns:
+            Whether it has. A step that does not return keeps it.
+        """
+        if self._thread.ident is None:
             self._die(EngineDeadError(SHUT_DOWN))
+            return True
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
 
     # -- the thread ------------------------------------------------------------------------------
 
@@ -124,7 +136,10 @@ class EngineThread:
         while not self._is_over():
             self._take_commands()
             if self._core.has_work():
-                self._deliver(self._core.step())
+                self._step_began = time.monotonic()
+                outputs = self._core.step()
+                self._step_began = None
+                self._deliver(outputs)
                 self._throughput.after_step()
 
     def _is_over(self) -> bool:

@@ -1,22 +1,30 @@
-"""Reads what a plan needs from a model folder and the plugins: headers and JSON, no weights."""
+"""Reads what a plan needs from a model folder and the plugins: headers and JSON, no weights.
+
+Torch takes longer to load than everything else here together, so it stays out where no plugin
+brings it."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ingle.checkpoint.architectures import is_known
 from ingle.checkpoint.config_overrides import override_config
 from ingle.checkpoint.model_config import ModelConfig, load_model_config
 from ingle.checkpoint.safetensors import open_checkpoint
 from ingle.config import EngineConfig, parse_object
+from ingle.engine.cache_geometry import geometries
 from ingle.engine.cards import DEFAULT_LINK, Card, card_of_device
+from ingle.engine.dtype_choice import SIZES, PlannedDType, choose_dtype_name
 from ingle.engine.fit import Question, Target
 from ingle.engine.host_memory import available_host_bytes, total_host_bytes
 from ingle.engine.memory_plan import CUDA_CONTEXT, DESKTOP_RESERVE, GIB, HEADROOM, RESERVE
 from ingle.engine.speed import Bandwidths
 from ingle.engine.weight_sizes import WeightSizes, weigh
+from ingle.errors import PluginError
 from ingle.plugin.checkpoint import CheckpointInfo
 from ingle.plugin.device import DeviceInfo
 from ingle.plugin.kv_cache import KVCacheFormat
@@ -28,6 +36,8 @@ if TYPE_CHECKING:
     import torch
 
 DENSE = "dense"
+CARD_FILES: Final = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/dxg", "/dev/kfd")
+"""What a Linux system with a card has, by the driver of NVIDIA, Jetson, WSL or AMD."""
 
 
 def ask(
@@ -40,29 +50,51 @@ def ask(
         CheckpointError: The folder cannot be used.
         PluginError: No plugin reads it, or one that is needed failed.
     """
-    from ingle.engine.device import choose_dtype  # torch comes with it
-
     with open_checkpoint(path) as checkpoint:
         info = overridden(config, checkpoint.info())
     model = read_model(config, path, info)
     device = device_of(target)
-    dtype = choose_dtype(config.dtype, model.dtype, device)
+    dtype = planned_dtype(choose_dtype_name(config.dtype, model.dtype, device))
     chosen = choose_weight_format(registry, info, config.quantization)
     k_format, v_format = choose_kv_cache_formats(registry, config.kv_cache_dtype, info, device)
     name = k_format.name if k_format is v_format else f"k={k_format.name},v={v_format.name}"
-    offered = {o.item.name: (o.item, o.item) for o in registry.kv_cache_formats(device)}
-    pairs = {**offered, name: (k_format, v_format)}
+    others = (o.item for o in registry.kv_cache_formats(device))
+    chosen_bytes = {name: block_bytes(model, (k_format, v_format), config, dtype)}
     return Question(
         config=config,
         model=model,
         format_name=chosen.format.name,
         weights=weigh_checkpoint(info, model, chosen.format, registry, dtype),
-        block_bytes={n: block_bytes(model, pair, config, dtype) for n, pair in pairs.items()},
+        block_bytes={**dict(_cache_sizes(model, others, config, dtype)), **chosen_bytes},
         cache_format=name,
         itemsize=dtype.itemsize,
         target=target,
         num_sequences=num_sequences,
     )
+
+
+def planned_dtype(name: str) -> torch.dtype | PlannedDType:
+    """torch's type of that name where torch is loaded, since a plugin that brings torch may ask it
+    for more than its size; else the size alone."""
+    loaded = sys.modules.get("torch")
+    if loaded is None:
+        return PlannedDType(name, SIZES[name])
+    dtype: torch.dtype = getattr(loaded, name)
+    return dtype
+
+
+def _cache_sizes(
+    model: ModelConfig,
+    formats: Iterator[KVCacheFormat],
+    config: EngineConfig,
+    dtype: torch.dtype | PlannedDType,
+) -> Iterator[tuple[str, int]]:
+    """Name and bytes of a block, of every format that can store this model's cache."""
+    for form in formats:
+        try:
+            yield form.name, block_bytes(model, (form, form), config, dtype)
+        except PluginError:
+            continue
 
 
 def read_model(config: EngineConfig, path: Path, info: CheckpointInfo) -> ModelConfig:
@@ -90,7 +122,7 @@ def weigh_checkpoint(
     model: ModelConfig,
     chosen: WeightFormat,
     registry: PluginRegistry,
-    dtype: torch.dtype,
+    dtype: torch.dtype | PlannedDType,
 ) -> WeightSizes:
     """The sizes of a checkpoint's weights, read by ``chosen`` and the dense format."""
     dense = next(o.item for o in registry.weight_formats() if o.item.name == DENSE)
@@ -102,11 +134,9 @@ def block_bytes(
     model: ModelConfig,
     formats: tuple[KVCacheFormat, KVCacheFormat],
     config: EngineConfig,
-    dtype: torch.dtype,
+    dtype: torch.dtype | PlannedDType,
 ) -> int:
     """One cache block over all layers and both sides, as the formats count it."""
-    from ingle.engine.memory import geometries
-
     sides = zip(formats, geometries(model, config.block_size, dtype), strict=True)
     return model.num_layers * sum(form.bytes_per_block(geometry) for form, geometry in sides)
 
@@ -146,17 +176,15 @@ def this_machine(requested: str) -> Target:
     Raises:
         ConfigError: When CUDA was asked for and there is none.
     """
+    if requested == "cpu" or (requested == "auto" and not has_card()):
+        return _this_cpu()
     import torch
 
     from ingle.engine.device import choose_device
 
     device = choose_device(requested)
     if device.type == "cpu":
-        total, free = total_host_bytes(), available_host_bytes()
-        total = max(total, free)
-        return Target(
-            name="this CPU", device_type="cpu", total_bytes=total, reserve_bytes=total - free
-        )
+        return _this_cpu()
     free = int(torch.cuda.mem_get_info(device.index)[0])
     card = card_of_device(device.name)
     # Asking has already brought CUDA's context onto the card, and the plan counts it as a term.
@@ -168,3 +196,20 @@ def this_machine(requested: str) -> Target:
         reserve_bytes=HEADROOM + max(0, others),
         bandwidths=planned_card(card, None, False).bandwidths,
     )
+
+
+def has_card(root: Path = Path("/")) -> bool:
+    """Whether this system may have a card that torch can use; asks no driver.
+
+    Args:
+        root: Where ``dev`` is mounted.
+    """
+    if sys.platform != "linux":
+        return True
+    return any((root / name.lstrip("/")).exists() for name in CARD_FILES)
+
+
+def _this_cpu() -> Target:
+    total, free = total_host_bytes(), available_host_bytes()
+    total = max(total, free)
+    return Target(name="this CPU", device_type="cpu", total_bytes=total, reserve_bytes=total - free)

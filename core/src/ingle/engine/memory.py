@@ -14,11 +14,12 @@ import torch
 from ingle.attention.layer_cache import LayerCache
 from ingle.checkpoint.model_config import ModelConfig
 from ingle.config import EngineConfig
+from ingle.engine.cache_geometry import geometries
 from ingle.engine.host_memory import available_host_bytes, resident_host_bytes
 from ingle.engine.memory_plan import GIB, MIB, MemoryPlan, length_limit
 from ingle.errors import CapacityError
 from ingle.plugin.device import DeviceInfo
-from ingle.plugin.kv_cache import KVCacheFormat, KVCacheGeometry
+from ingle.plugin.kv_cache import KVCacheFormat
 
 logger = logging.getLogger("ingle.engine")
 
@@ -47,23 +48,6 @@ class CachePlan:
     def total_bytes(self) -> int:
         """Bytes the whole cache takes."""
         return self.num_blocks * self.block_bytes
-
-
-def geometries(
-    model: ModelConfig, block_size: int, dtype: torch.dtype
-) -> tuple[KVCacheGeometry, KVCacheGeometry]:
-    """The shape of keys and of values in one layer."""
-    k, v = (
-        KVCacheGeometry(
-            side=side,
-            num_kv_heads=model.num_kv_heads,
-            head_dim=model.head_dim,
-            block_size=block_size,
-            dtype=dtype,
-        )
-        for side in ("k", "v")
-    )
-    return k, v
 
 
 def available_bytes(device: DeviceInfo) -> int:

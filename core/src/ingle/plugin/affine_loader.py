@@ -1,7 +1,8 @@
 """What formats with affine weights share: a plugin adds only where its codes lie.
 
 A plugin lists its modules as ``StoredLinear`` from the headers alone and reads one of them into
-an ``AffineWeight``; names, sizes, sharding and fusing are the same for all of them.
+an ``AffineWeight``; names, sizes, sharding and fusing are the same for all of them. Importing this
+module loads no torch: headers are read without it.
 """
 
 from __future__ import annotations
@@ -11,12 +12,9 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import ClassVar, Final
-
-import torch
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from ingle.errors import CheckpointError
-from ingle.plugin.affine import AffineWeight, concatenate
 from ingle.plugin.affine_config import AffineConfig
 from ingle.plugin.checkpoint import (
     CheckpointInfo,
@@ -26,6 +24,11 @@ from ingle.plugin.checkpoint import (
     refuse_packed_embeddings,
 )
 from ingle.plugin.linear import LinearSpec, LinearWeight, WeightFormat, WeightLoader
+
+if TYPE_CHECKING:
+    import torch
+
+    from ingle.plugin.affine import AffineWeight
 
 _TRANSFORM: Final = re.compile(r"hadamard|rotat|transform")
 """Names of buffers that say a linear's input must be rotated before it is multiplied."""
@@ -116,6 +119,8 @@ def all_middle(zeros: torch.Tensor, bits: int) -> bool:
 
 def owned(tensor: torch.Tensor) -> torch.Tensor:
     """A contiguous copy: a weight owns its bytes, the reader's belong to the mapped file."""
+    import torch
+
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
@@ -199,6 +204,8 @@ class AffineLoader(WeightLoader):
 
     def fuse(self, parts: Sequence[LinearWeight]) -> LinearWeight | None:
         """The parts side by side along N when they agree, else None."""
+        from ingle.plugin.affine import concatenate
+
         return concatenate(parts)
 
     def _find(self, name: str) -> StoredLinear:

@@ -10,30 +10,28 @@ Shape letters: N output features, K input features, b bits, W words.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil
 
 import torch
 import torch.nn.functional as F
 
 from ingle.errors import PluginError
+from ingle.plugin.affine_words import WORD_BITS, candidate_bits, num_words
+
+__all__ = [
+    "CODES_PER_RUN",
+    "WORD_BITS",
+    "candidate_bits",
+    "in_runs",
+    "num_words",
+    "pack_bits",
+    "reorder_runs",
+    "repack_words",
+    "split_nibbles",
+    "unpack_bits",
+]
 
 CODES_PER_RUN = 8
 """Eight b-bit codes fill b whole bytes, for every b."""
-
-WORD_BITS = 32
-
-
-def num_words(count: int, bits: int, word_bits: int = WORD_BITS) -> int:
-    """Words that a stream of ``count`` codes takes; the last may be partly used."""
-    return ceil(count * bits / word_bits)
-
-
-def candidate_bits(count: int, words: int, word_bits: int = WORD_BITS) -> tuple[int, ...]:
-    """Every width from 2 to 8 at which ``count`` codes fill exactly ``words`` words.
-
-    More than one for very small counts only, where the last word hides the difference.
-    """
-    return tuple(b for b in range(2, 9) if num_words(count, b, word_bits) == words)
 
 
 def unpack_bits(words: torch.Tensor, bits: int, count: int, axis: int = -1) -> torch.Tensor:

@@ -28,7 +28,8 @@ class KVCacheGeometry:
         first_kv_head: Index of this rank's first head in the whole model.
         head_dim: D.
         block_size: S, tokens per block.
-        dtype: torch dtype of what is written and of what ``gather`` gives back.
+        dtype: torch dtype of what is written and of what ``gather`` gives back. Where a plan is
+            made and no plugin has loaded torch, it has nothing but its ``itemsize``.
     """
 
     side: Literal["k", "v"]
@@ -126,7 +127,8 @@ class KVCacheFormat(ABC):
 
     @abstractmethod
     def bytes_per_block(self, geometry: KVCacheGeometry) -> int:
-        """Bytes one block takes, scales included; need not follow any torch dtype."""
+        """Bytes one block takes, scales included; need not follow any torch dtype. Of
+        ``geometry.dtype`` only the ``itemsize`` counts."""
 
     @abstractmethod
     def allocate(self, geometry: KVCacheGeometry, num_blocks: int, device: DeviceInfo) -> KVStore:

@@ -91,8 +91,14 @@ class QuantizerBlock(Protocol):
         """Replaces a norm or a bias, in the block and in what is written."""
         ...
 
-    def observe(self, see: Callable[[LinearSite, torch.Tensor], None]) -> None:
+    def observe(
+        self,
+        see: Callable[[LinearSite, torch.Tensor], None],
+        last: LinearSite | None = None,
+    ) -> None:
         """Runs all calibration rows through the block as it is now, some rows at a time.
+
+        What is computed after site ``last`` is left out where that is given.
 
         ``see(site, x)`` is called with each site's input, float32 [T, K], rows in the same order
         for every site; T is a multiple of L except for experts, which see their own tokens.
@@ -120,12 +126,15 @@ class Quantizer(ABC):
         carry: Which outputs the next block is fed with: those of the block as it is after
             ``quantize_block`` (``quantized``), or as it was before (``original``).
         file_stem: What weight files are called, before their number.
+        dense_dtype: How tensors that are not quantised are stored: as they are (``source``), or
+            in ``float16`` where readers of the format take nothing else.
     """
 
     calibrated: bool = True
     measures: bool = False
     carry: ClassVar[Literal["quantized", "original"]] = "quantized"
     file_stem: ClassVar[str] = "model"
+    dense_dtype: ClassVar[Literal["source", "float16"]] = "source"
 
     def measure_block(self, block: QuantizerBlock) -> Mapping[str, Any]:
         """What the first pass learns about a block (or the head), as a JSON object. The block's
@@ -141,7 +150,8 @@ class Quantizer(ABC):
         """The tensors that stand for quantised linears: linear name -> suffix -> tensor.
 
         ``{"model.layers.0.mlp.up_proj": {"qweight": ..., "scales": ...}}``. Linears that are left
-        out are written dense, as the block has them. With ``carry = "quantized"`` it also puts the
+        out are written dense, as the block has them; a ``bias`` beside the other suffixes stands
+        for the block's own. With ``carry = "quantized"`` it also puts the
         dequantised weights into the block.
         """
 

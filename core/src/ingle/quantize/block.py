@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -46,6 +47,10 @@ class BlockShape:
     config: ModelConfig
     device: DeviceInfo
     row_length: int
+
+
+class _SeenEnough(Exception):
+    """Ends a forward pass whose rest nobody needs."""
 
 
 class LentBlock(ABC):
@@ -89,14 +94,31 @@ class LentBlock(ABC):
         """Every tensor the block computes with."""
         return dict(self._store)
 
-    def observe(self, see: SeeSite) -> None:
-        """Runs all calibration rows through the block; ``outputs`` are kept."""
+    def observe(self, see: SeeSite, last: LinearSite | None = None) -> None:
+        """Runs all calibration rows through the block, or up to ``last`` of its sites; ``outputs``
+        are kept when it ran to the end."""
         by_names = {site.names: site for site in self.sites}
-        self._watch.see = lambda names, x: see(by_names[names], x)
+
+        def told(names: tuple[str, ...], x: torch.Tensor) -> None:
+            see(by_names[names], x)
+            if last is not None and names == last.names:
+                raise _SeenEnough
+
+        self._watch.see = told
         try:
-            self.outputs = self.compute()
+            if last is None:
+                self.outputs = self.compute()
+            else:
+                self._compute_some()
         finally:
             self._watch.see = None
+
+    def _compute_some(self) -> None:
+        """The block as far as the watch lets it run, for every chunk."""
+        with torch.inference_mode():
+            for x in self._chunks():
+                with suppress(_SeenEnough):
+                    self._forward(x)
 
     def compute(self) -> torch.Tensor:
         """The block's outputs for ``hidden``, as it is now: float32 [T, E] on the CPU."""
@@ -189,7 +211,7 @@ class HeadBlock(LentBlock):
         self.sites = (head_site(HEAD, config.norm_offset),)
         self._rebuild()
 
-    def observe(self, see: SeeSite) -> None:
+    def observe(self, see: SeeSite, last: LinearSite | None = None) -> None:
         """Shows what enters the head; the product itself is not needed."""
         with torch.inference_mode():
             for x in self._chunks():

@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from ingle.checkpoint.model_config import ModelConfig
 from ingle.checkpoint.safetensors import Checkpoint
+from ingle.errors import CheckpointError
 from ingle.model.decoder import look_up
 from ingle.plugin.checkpoint import CheckpointInfo
 from ingle.plugin.device import DeviceInfo
@@ -111,7 +112,7 @@ class QuantizeRun:
 
     def _measure(self, block: LentBlock) -> None:
         measured = self.quantizer.measure_block(block)
-        if isinstance(block, LayerBlock) and block.outputs is None:
+        if isinstance(block, LayerBlock) and block.outputs is None and block.hidden is not None:
             block.outputs = block.compute()
         self.progress.measurements.append(dict(measured))
         self.progress.finish_block(block.outputs, {})
@@ -144,24 +145,41 @@ class QuantizeRun:
         """What stays as it is: norms, biases, linears that are not quantised; with the head also
         everything that belongs to no block."""
         left_out = {f"{name}.weight" for name in packed}
+        left_out.update(f"{name}.bias" for name, parts in packed.items() if "bias" in parts)
         if isinstance(block, HeadBlock) and block.tied:
             left_out.add(f"{HEAD}.weight")
         tensors = {
-            name: tensor.to(self._stored_dtype(name))
+            name: self._stored(name, tensor)
             for name, tensor in block.tensors().items()
             if name not in left_out
         }
         if isinstance(block, HeadBlock):
             names = self.source.checkpoint.names()
             rest = [n for n in names if not n.startswith(("model.layers.", "model.norm.", HEAD))]
-            tensors.update((name, self.source.checkpoint.get(name)) for name in rest)
+            read = self.source.checkpoint.get
+            tensors.update((name, self._stored(name, read(name))) for name in rest)
         return tensors
 
-    def _stored_dtype(self, name: str) -> torch.dtype:
-        """As in the source; that of the model for tensors that are stacked there."""
+    def _stored(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """A dense tensor as it is written: as in the source, in the model's own dtype where it was
+        part of a stack there, or in float16 where the format has nothing else.
+
+        Raises:
+            CheckpointError: When float16 cannot hold it.
+        """
         stored = self.source.info.tensor_dtypes.get(name, "")
-        default: torch.dtype = getattr(torch, self.source.config.dtype)
-        return _DTYPES.get(stored, default)
+        if self.quantizer.dense_dtype == "source":
+            default: torch.dtype = getattr(torch, self.source.config.dtype)
+            return tensor.to(_DTYPES.get(stored, default)) if tensor.is_floating_point() else tensor
+        if not tensor.is_floating_point():
+            return tensor
+        halved = tensor.half()
+        if not bool(halved.isfinite().all()):
+            raise CheckpointError(
+                f"{name} has values up to {float(tensor.abs().max()):g}; this format stores what "
+                "it does not quantise as float16, which ends at 65504. Choose another --format."
+            )
+        return halved
 
     def facts(self) -> dict[str, Any]:
         """What is known of the calibration, for the output's config."""

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import ClassVar, Literal, cast
 
 import torch
 
@@ -192,6 +193,12 @@ class KVCacheFormatConformance(PluginConformance):
             taken = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
             declared = case.format.bytes_per_block(case.geometry) * NUM_BLOCKS
             assert taken == declared, case.label
+
+    def test_its_size_is_told_from_the_size_of_the_dtype_alone(self) -> None:
+        for case in self.cases():
+            dtype = cast("torch.dtype", SimpleNamespace(itemsize=case.geometry.dtype.itemsize))
+            planned = case.format.bytes_per_block(replace(case.geometry, dtype=dtype))
+            assert planned == case.format.bytes_per_block(case.geometry), case.label
 
     def test_copying_a_block_of_every_tensor_copies_its_tokens(self) -> None:
         for case in self.cases():

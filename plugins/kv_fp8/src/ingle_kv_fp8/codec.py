@@ -10,9 +10,10 @@ becomes the largest finite number of its sign. NaN stays NaN. Decoding is exact.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 
 class Codec(ABC):
@@ -20,11 +21,11 @@ class Codec(ABC):
 
     Attributes:
         largest: The largest finite value.
-        dtype: torch's name for the type; used to round, never to store.
+        dtype_name: torch's name for the type; used to round, never to store.
     """
 
     largest: ClassVar[float]
-    dtype: ClassVar[torch.dtype]
+    dtype_name: ClassVar[str]
 
     def encode(self, x: torch.Tensor) -> torch.Tensor:
         """Bytes of ``x`` (any float dtype, any shape): uint8, same shape.
@@ -32,7 +33,10 @@ class Codec(ABC):
         torch's cast rounds right but does not saturate in every version and type, so values are
         clamped first; clamp lets NaN through.
         """
-        return x.clamp(-self.largest, self.largest).to(self.dtype).view(torch.uint8)
+        import torch
+
+        rounded = x.clamp(-self.largest, self.largest).to(getattr(torch, self.dtype_name))
+        return rounded.view(torch.uint8)
 
     @abstractmethod
     def decode(self, codes: torch.Tensor) -> torch.Tensor:
@@ -43,7 +47,7 @@ class E4M3(Codec):
     """More precision, less range; what checkpoints with calibrated scales mean by fp8."""
 
     largest: ClassVar[float] = 448.0
-    dtype: ClassVar[torch.dtype] = torch.float8_e4m3fn
+    dtype_name: ClassVar[str] = "float8_e4m3fn"
 
     def decode(self, codes: torch.Tensor) -> torch.Tensor:
         """Seven bits to the left lie exponent and mantissa where float16 has them, subnormals
@@ -53,6 +57,8 @@ class E4M3(Codec):
         The shift copies the sign into bit 14, which is masked off. The NaN code would read as
         480, so it is looked for first; on a CPU the largest byte tells, at almost no cost.
         """
+        import torch
+
         halves = codes.view(torch.int8).to(torch.int16)
         halves.bitwise_left_shift_(7).bitwise_and_(~0x4000)
         values = halves.view(torch.float16).mul_(256.0)
@@ -66,9 +72,11 @@ class E5M2(Codec):
     """float16 with two bits of mantissa: more range, less precision."""
 
     largest: ClassVar[float] = 57344.0
-    dtype: ClassVar[torch.dtype] = torch.float8_e5m2
+    dtype_name: ClassVar[str] = "float8_e5m2"
 
     def decode(self, codes: torch.Tensor) -> torch.Tensor:
         """The byte is float16's high byte, infinity and NaN included."""
+        import torch
+
         halves = codes.view(torch.int8).to(torch.int16)
         return halves.bitwise_left_shift_(8).view(torch.float16)

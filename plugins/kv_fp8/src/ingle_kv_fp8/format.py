@@ -7,14 +7,13 @@ Letters: T tokens, H key/value heads, D head size, B blocks, S tokens in a block
 Layout on a CPU: uint8 [H, B, S, D]. The head is outermost, so consecutive blocks of one head are
 one run of memory and decoding a sequence reads H runs. On CUDA: keys [B, H, S, D], values
 [B, H, D, S], as core's decode attention reads them; the same view [H, B, S, D] serves all else.
+Sizes are told without torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
-
-import torch
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ingle.plugin import (
     CheckpointInfo,
@@ -30,6 +29,9 @@ from ingle.plugin import (
 from ingle_kv_fp8.codec import E4M3, E5M2, Codec
 from ingle_kv_fp8.request import fp8_request
 from ingle_kv_fp8.scales import read_scales
+
+if TYPE_CHECKING:
+    import torch
 
 HARDWARE_FP8 = (8, 9)
 """Compute capability from which a card converts e4m3."""
@@ -52,6 +54,8 @@ class Fp8Store(KVStore):
     """
 
     def __init__(self, geometry: KVCacheGeometry, num_blocks: int, device: DeviceInfo) -> None:
+        import torch
+
         self.geometry = geometry
         self.num_blocks = num_blocks
         self.blocks: torch.Tensor | None = None
@@ -104,7 +108,7 @@ class Fp8Store(KVStore):
                 "the scale of an fp8 cache cannot change once it holds keys or values; "
                 "load or measure scales before the first write."
             )
-        self.scale = scale.to(self.codes.device, torch.float32).view(-1, 1, 1)
+        self.scale = scale.to(self.codes.device, self.scale.dtype).view(-1, 1, 1)
         self.has_unit_scale = bool((self.scale == 1).all())
         self.head_scale = self.scale.view(-1).expand(self.codes.shape[0]).contiguous()
 
@@ -148,6 +152,8 @@ class Fp8Format(KVCacheFormat):
         which reads faster. Infinity and NaN are left out; a head without any number but zero keeps
         scale 1. Scales from the checkpoint win.
         """
+        import torch
+
         fp8 = _as_fp8(store)
         if fp8.has_checkpoint_scale or x.shape[0] == 0:
             return
@@ -245,6 +251,8 @@ def last_writes(slots: torch.Tensor) -> torch.Tensor:
     Every write to a slot then carries the same bytes, so their order does not matter. Sorted and
     searched without branching on data: safe inside a CUDA graph.
     """
+    import torch
+
     ordered, positions = torch.sort(slots, stable=True)
     ends = torch.searchsorted(ordered, slots, right=True) - 1
     return positions.index_select(0, ends)
@@ -263,7 +271,7 @@ def _take_blocks(codes: torch.Tensor, block_table: torch.Tensor) -> torch.Tensor
 def _from_half(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """``values`` float16 as ``dtype``. By way of float32: torch converts float16 straight to
     bfloat16 one by one on a CPU."""
-    return values if dtype is torch.float16 else values.float().to(dtype)
+    return values if values.dtype is dtype else values.float().to(dtype)
 
 
 def _as_fp8(store: Any) -> Fp8Store:

@@ -11,11 +11,11 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Literal
 
-import torch
-
 from ingle.plugin import CheckpointError
 
 if TYPE_CHECKING:
+    import torch
+
     from ingle.plugin import KVCacheGeometry, TensorReader
 
 logger = logging.getLogger("ingle.kv_fp8")
@@ -45,6 +45,8 @@ def read_scales(
         CheckpointError: Naming the tensor when its shape fits neither one scale nor one per head,
             or a scale is not a positive number.
     """
+    import torch
+
     for tensor in _candidates(layer_name, geometry.side, reader):
         scales = reader.get(tensor).to(torch.float32).flatten()
         if not bool(((scales == 0) | (scales == UNSET)).all()):

@@ -33,7 +33,7 @@ from ingle.plugin.affine_loader import (
     module_tensors,
     packed_modules,
 )
-from ingle.plugin.affine_packing import candidate_bits
+from ingle.plugin.affine_words import candidate_bits
 
 _ROLES = ("qweight", "scales", "qzeros", "scaled_zeros")
 _FLOATS = ("F16", "BF16", "F32")

@@ -1,4 +1,4 @@
-"""Reads the EXL2 linears of one checkpoint.
+"""Reads the EXL2 linears of one checkpoint. Headers need no torch; reading a weight does.
 
 Letters: N output features as stored, K input features, G groups, W words of 32 bits.
 """
@@ -8,9 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
-
-import torch
+from typing import TYPE_CHECKING, Final
 
 from ingle.plugin import (
     CheckpointError,
@@ -22,7 +20,11 @@ from ingle.plugin import (
 )
 from ingle.plugin.checkpoint import refuse_packed_embeddings
 from ingle_quant_exl2.layout import ROW_UNIT, parse_layout
-from ingle_quant_exl2.weight import StoredExl2Weight
+
+if TYPE_CHECKING:
+    import torch
+
+    from ingle_quant_exl2.weight import StoredExl2Weight
 
 REQUIRED: Final[Mapping[str, str]] = {
     "q_weight": "I32",
@@ -180,6 +182,8 @@ class Exl2Loader(WeightLoader):
         Raises:
             CheckpointError: When shapes do not fit ``spec`` or the data breaks the format.
         """
+        from ingle_quant_exl2.weight import StoredExl2Weight
+
         header = self._header(spec.name)
         _check_features(header, spec)
         start, stop = self._columns(header, spec)
@@ -245,6 +249,8 @@ def _input_order(name: str, q_invperm: torch.Tensor) -> torch.Tensor | None:
     Raises:
         CheckpointError: When ``q_invperm`` is not a permutation.
     """
+    import torch
+
     order = torch.argsort(q_invperm)
     rows = torch.arange(len(order), dtype=q_invperm.dtype)
     if not torch.equal(q_invperm[order], rows):

@@ -28,7 +28,7 @@ from ingle.plugin.affine_loader import (
     module_tensors,
     packed_modules,
 )
-from ingle.plugin.affine_packing import candidate_bits
+from ingle.plugin.affine_words import candidate_bits
 
 _ROLES = ("qweight", "scales", "qzeros", "g_idx", "zeros")
 _UNREADABLE_LAYOUTS = ("bitblas",)

@@ -7,7 +7,7 @@ from importlib.resources import files
 from litestar import Response, get
 from litestar.params import FromPath
 
-from ingle_server.errors import ApiError
+from ingle_server.errors import ApiError, shown
 
 MEDIA_TYPES = {
     "index.html": "text/html",
@@ -43,7 +43,7 @@ async def page() -> Response[bytes]:
 async def page_file(name: FromPath[str]) -> Response[bytes]:
     """One of its files."""
     if name not in MEDIA_TYPES:
-        raise ApiError(404, "Unknown path.")
+        raise ApiError(404, f"The page has no file {shown(name)}.")
     return _file(name)
 
 

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, Literal
 
 import torch
+import torch.nn.functional as F
 
-from ingle.plugin import ConfigError, Quantizer, QuantizerBlock
+from ingle.plugin import CheckpointError, ConfigError, Quantizer, QuantizerBlock
 from ingle_quant_exl2.making.allocate import Choice, allocate
 from ingle_quant_exl2.making.block_linears import TABLES, linears, quantised_sites
 from ingle_quant_exl2.making.measure import gather_hessians, measure
-from ingle_quant_exl2.making.options import HEAD, BitPlan
+from ingle_quant_exl2.making.options import HEAD, BitPlan, padded
 from ingle_quant_exl2.making.settings import Exl2Options
 from ingle_quant_exl2.making.site_pass import SiteInput, in_place, quantise_site
 
@@ -30,6 +31,7 @@ class Exl2Quantizer(Quantizer):
 
     carry: ClassVar[Literal["quantized", "original"]] = "quantized"
     file_stem: ClassVar[str] = "output"
+    dense_dtype: ClassVar[Literal["source", "float16"]] = "float16"
 
     def __init__(self, options: Exl2Options) -> None:
         self._options = options
@@ -74,7 +76,9 @@ class Exl2Quantizer(Quantizer):
         return made
 
     def quantize_head(self, head: QuantizerBlock) -> Mapping[str, Mapping[str, torch.Tensor]]:
-        """The output head, by ``head_bits``."""
+        """The output head, by ``head_bits``; 16 leaves it as it is."""
+        if self._options.head_bits not in HEAD:
+            return {}
         hessians = gather_hessians(head) if self.calibrated else {}
         names = head.sites[0].names
         plans = dict.fromkeys(names, HEAD[self._options.head_bits])
@@ -133,6 +137,9 @@ class Exl2Quantizer(Quantizer):
         for name, quantised in zip(plans, results, strict=True):
             block.set_weight(name, in_place(quantised, seen, len(weights[name])))
             made[name] = quantised.tensors(seen.order)
+            bias = block.tensor(f"{name}.bias")
+            if bias is not None:
+                made[name]["bias"] = padded_bias(bias)
         return made
 
     def _measurement_text(self) -> str:
@@ -142,6 +149,21 @@ class Exl2Quantizer(Quantizer):
     def _keep_measurement(self) -> None:
         if self._options.measurement is not None and self._reused is None:
             Path(self._options.measurement).write_text(self._measurement_text(), encoding="utf-8")
+
+
+def padded_bias(bias: torch.Tensor) -> torch.Tensor:
+    """A bias [N] as the files have it: float16, with zeros where the outputs are padded.
+
+    Raises:
+        CheckpointError: When float16 cannot hold it.
+    """
+    halved = F.pad(bias.half(), (0, padded(len(bias)) - len(bias)))
+    if not bool(halved.isfinite().all()):
+        raise CheckpointError(
+            f"a bias has values up to {float(bias.abs().max()):g}; EXL2 stores biases as float16, "
+            "which ends at 65504. Choose another --format."
+        )
+    return halved
 
 
 def _read_measurement(options: Exl2Options) -> list[Mapping[str, Any]] | None:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from ingle.plugin import ConfigError
 
-HEAD_WIDTHS = (2, 3, 4, 5, 6, 8)
+HEAD_WIDTHS = (2, 3, 4, 5, 6, 8, 16)
 LEAST_BITS = 2.0
 MOST_BITS = 8.1
 
@@ -18,7 +18,8 @@ class Exl2Options:
 
     Attributes:
         bpw: Bits per weight of the layers' linears on average, scales, orders and all included.
-        head_bits: Bits of the output head: 2, 3, 4, 5, 6 or 8; a part of it gets more.
+        head_bits: Bits of the output head: 2, 3, 4, 5, 6 or 8, of which a part gets more; 16 leaves
+            it dense.
         measurement: A measurement to use again, `measurement.json` of an earlier output; when the
             file does not exist the model is measured and it is written.
         method: `gptq` spreads rounding errors by second-order information; `rtn` rounds every

@@ -74,7 +74,7 @@ class GptqQuantizer(Quantizer):
             if site.names in hessians:
                 hessians[site.names].add(x)
 
-        block.observe(see)
+        block.observe(see, stage[-1])
         most = max(hessian.num_tokens for hessian in hessians.values())
         return {k: h for k, h in hessians.items() if h.num_tokens > LEAST_SHARE * most}
 
