@@ -22,6 +22,7 @@ from ingle.attention.paged_triton import (
     prompt_config,
     workspace_bytes,
 )
+from ingle.attention.paged_write import rotate_and_write
 
 SPLITS = (1, 8, 32)
 """Programs along a sequence, few choices because each is compiled. Too many cost little: those
@@ -77,6 +78,7 @@ class PagedCUDAAttention:
     """
 
     name = "paged_triton"
+    writer = staticmethod(rotate_and_write)
 
     def __init__(self, softmax: Softmax, scratch: PagedScratch) -> None:
         self.softmax = softmax

@@ -13,12 +13,15 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from ingle.plugin import (
+    CompiledSide,
     DeviceInfo,
     KVCacheFormat,
     KVCacheGeometry,
     KVStore,
     PagedSide,
     hookimpl,
+    read_plain,
+    write_plain,
 )
 
 if TYPE_CHECKING:
@@ -63,6 +66,10 @@ class NativeStore(KVStore):
     def tensors(self) -> Mapping[str, torch.Tensor]:
         """``data``: [B, H, S, D], a view whose dimension 0 is the block."""
         return {"data": self.blocks}
+
+    def compiled(self) -> CompiledSide:
+        """The storage itself."""
+        return CompiledSide(tensors=(self.heads,), read=read_plain, write=write_plain)
 
 
 class BlockMajorStore(KVStore):
@@ -115,7 +122,6 @@ class NativeKVCache(KVCacheFormat):
 
     name: ClassVar[str] = "auto"
     aliases: ClassVar[tuple[str, ...]] = ("bfloat16", "float16", "bf16", "fp16", "native")
-    writes_through_view: ClassVar[bool] = True
     max_relative_error: ClassVar[Mapping[str, float]] = {
         "float32": 0.0,
         "float16": 0.0,

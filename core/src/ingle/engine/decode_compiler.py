@@ -19,6 +19,7 @@ from ingle.model.compiled_decoder import (
     CompiledDecoder,
     Segments,
     SegmentShapes,
+    cache_sides,
     extra_bytes,
     segment_shapes,
     segment_weights,
@@ -48,13 +49,21 @@ class DecodeCompiler:
         model: The decoder as it was loaded.
         shapes: What to compile for it.
         folder: Where packages are kept.
+        in_place: Whether ``shapes`` are of the cache as it is stored.
     """
 
     def __init__(
-        self, runner: ModelRunner, model: Decoder, shapes: SegmentShapes, folder: Path
+        self,
+        runner: ModelRunner,
+        model: Decoder,
+        shapes: SegmentShapes,
+        folder: Path,
+        *,
+        in_place: bool = True,
     ) -> None:
         self._runner = runner
         self._model = model
+        self._in_place = in_place
         self._wanted = tuple(
             (package_path(folder, shape), shape)
             for shape in (shapes.entry, shapes.layer, shapes.last, shapes.head)
@@ -80,7 +89,9 @@ class DecodeCompiler:
         if entry is None or layer is None or end is None or head is None:
             return False
         segments = Segments(entry=entry, layer=layer, last=end, head=head)
-        self._runner.model = CompiledDecoder(self._model, segments, weights)
+        self._runner.model = CompiledDecoder(
+            self._model, segments, weights, in_place=self._in_place
+        )
         return True
 
     def compile_now(self) -> None:
@@ -175,9 +186,14 @@ def decode_compiler(
     """A compiler for a loaded model, its package in use when there is one on disk; None where
     there is nothing to gain: on a card, or for weights that segments do not know."""
     is_served = device.type == "cpu" and model.embedding.dtype is torch.bfloat16
-    shapes = segment_shapes(model, runner.block_size) if is_served else None
+    if not is_served:
+        return None
+    sides = cache_sides(runner.caches)
+    shapes = segment_shapes(model, runner.block_size, sides)
     if shapes is None or extra_bytes(model) > MAX_EXTRA_BYTES:
         return None
-    compiler = DecodeCompiler(runner, model, shapes, default_cache_folder())
+    compiler = DecodeCompiler(
+        runner, model, shapes, default_cache_folder(), in_place=sides is not None
+    )
     compiler.use_packages()
     return compiler

@@ -53,6 +53,40 @@ class PagedSide:
     meta: tuple[Any, ...] = ()
 
 
+Rows = tuple["torch.Tensor", ...]
+"""What belongs together of several tensors."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledSide:
+    """One side of one layer on a CPU as compiled decode steps read and write it. They are made by
+    torch's compiler from two functions at the top of a module, whose source is part of the name
+    under which the result is kept.
+
+    Attributes:
+        tensors: The storage, each [H, B, S, ...] and contiguous; written in place.
+        constants: What else the functions read.
+        read: ``read(stored, constants)``: of each tensor [H, N, S, ...] to float32 [H, N, S, D].
+        write: ``write(row, constants)``: a token [H, D] in the activation dtype to what goes into
+            each tensor, [H, ...].
+    """
+
+    tensors: Rows
+    constants: Rows = ()
+    read: Callable[[Rows, Rows], torch.Tensor]
+    write: Callable[[torch.Tensor, Rows], Rows]
+
+
+def read_plain(stored: Rows, constants: Rows) -> torch.Tensor:
+    """``CompiledSide.read`` of numbers kept as they are."""
+    return stored[0].float()
+
+
+def write_plain(row: torch.Tensor, constants: Rows) -> Rows:
+    """``CompiledSide.write`` of numbers kept as they are."""
+    return (row,)
+
+
 class KVStore(ABC):
     """The storage of one side of one layer, made by ``KVCacheFormat.allocate``.
 
@@ -77,6 +111,11 @@ class KVStore(ABC):
         """What the format's Triton functions read and write in place; None: core gathers."""
         return None
 
+    def compiled(self) -> CompiledSide | None:
+        """What compiled decode steps on a CPU read and write in place; None: they are given copies
+        of what the format reads."""
+        return None
+
 
 class KVCacheFormat(ABC):
     """Stores keys or values. One object serves every layer and both sides.
@@ -86,14 +125,11 @@ class KVCacheFormat(ABC):
         aliases: Other spellings.
         max_relative_error: Largest error of write then gather on standard normal data, by dtype
             name, as relative Frobenius norm.
-        writes_through_view: Whether ``view`` shows the storage itself, and assigning into it is all
-            that ``write`` does; compiled decode steps then assign.
     """
 
     name: ClassVar[str]
     aliases: ClassVar[tuple[str, ...]] = ()
     max_relative_error: ClassVar[Mapping[str, float]]
-    writes_through_view: ClassVar[bool] = False
 
     @property
     def triton_read(self) -> Callable[..., Any] | None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ingle.plugin import (
     CheckpointInfo,
+    CompiledSide,
     Detection,
     DeviceInfo,
     KVCacheFormat,
@@ -35,9 +36,8 @@ if TYPE_CHECKING:
 
 HARDWARE_FP8 = (8, 9)
 """Compute capability from which a card converts e4m3."""
-SMALLEST_FIT = 1.0
-"""What the largest number must reach for a scale of 1: then e4m3's steps below 2**-6, where it
-loses precision, are small beside it."""
+TRIED_SCALES = 16
+"""Scales of an octave that measuring chooses from."""
 
 
 class Fp8Store(KVStore):
@@ -53,8 +53,12 @@ class Fp8Store(KVStore):
         is_written: Whether anything has been stored; from then on the scale is frozen.
     """
 
-    def __init__(self, geometry: KVCacheGeometry, num_blocks: int, device: DeviceInfo) -> None:
+    def __init__(
+        self, geometry: KVCacheGeometry, num_blocks: int, device: DeviceInfo, codec: Codec
+    ) -> None:
         import torch
+
+        self._codec = codec
 
         self.geometry = geometry
         self.num_blocks = num_blocks
@@ -87,6 +91,20 @@ class Fp8Store(KVStore):
         is_value = self.geometry.side == "v"
         meta = (self.geometry.num_kv_heads, is_value, self._has_fp8, self._has_assembly)
         return PagedSide(tensors=(self.blocks, self.head_scale), meta=meta)
+
+    def compiled(self) -> CompiledSide | None:
+        """Codes and scales per head on a CPU, see ``compiled``; else None."""
+        if self.blocks is not None:
+            return None
+        import torch
+
+        from ingle_kv_fp8 import compiled
+
+        codes = self.codes.view(getattr(torch, self._codec.dtype_name))
+        is_e4m3 = codes.dtype is torch.float8_e4m3fn
+        write = compiled.write_e4m3 if is_e4m3 else compiled.write_e5m2
+        constants = (self.head_scale[:, None],)
+        return CompiledSide(tensors=(codes,), constants=constants, read=compiled.read, write=write)
 
     def tensors(self) -> Mapping[str, torch.Tensor]:
         """``codes``: uint8 [B, H, S, D], a view."""
@@ -128,7 +146,7 @@ class Fp8Format(KVCacheFormat):
 
     def allocate(self, geometry: KVCacheGeometry, num_blocks: int, device: DeviceInfo) -> Fp8Store:
         """Blocks with scale 1; a slot holds nothing of meaning before it is written."""
-        return Fp8Store(geometry, num_blocks, device)
+        return Fp8Store(geometry, num_blocks, device, self.codec)
 
     def load_scales(self, store: KVStore, layer_name: str, reader: TensorReader) -> bool:
         """Takes the scale of this layer and side, by whichever name it has.
@@ -145,24 +163,32 @@ class Fp8Format(KVCacheFormat):
         return True
 
     def observe(self, store: KVStore, x: torch.Tensor) -> None:
-        """Sets one scale per head so that the largest of ``x [T, H, D]`` is half the largest code:
-        the other half is for what has not been seen.
+        """Sets one scale per head: of those with which the largest of ``x [T, H, D]`` is between a
+        half and a quarter of the largest code, the one that rounds ``x`` best. The rest of the
+        range is for what has not been seen.
 
-        Where every head's largest number is well inside the range already, all scales stay 1,
-        which reads faster. Infinity and NaN are left out; a head without any number but zero keeps
-        scale 1. Scales from the checkpoint win.
+        Where a number stands between two powers of two decides how well it is rounded, so an
+        octave of scales is all there is to choose from. Infinity and NaN are left out; a head
+        without any number but zero keeps scale 1. Scales from the checkpoint win.
         """
         import torch
 
         fp8 = _as_fp8(store)
         if fp8.has_checkpoint_scale or x.shape[0] == 0:
             return
-        finite = torch.where(x.isfinite(), x.float().abs(), 0.0)
-        largest = finite.amax((0, 2))
-        half = self.codec.largest / 2
-        scale = torch.where(largest > 0, largest / half, 1.0)
-        fits = (largest == 0) | ((largest >= SMALLEST_FIT) & (largest <= half))
-        fp8.set_scale(torch.where(fits.all(), 1.0, scale))
+        finite = torch.where(x.isfinite(), x.float(), 0.0)
+        largest = finite.abs().amax((0, 2))
+        first = torch.where(largest > 0, largest / (self.codec.largest / 2), 1.0)
+        best = first
+        least = torch.full_like(first, float("inf"))
+        for step in range(TRIED_SCALES):
+            scale = first * 2.0 ** (step / TRIED_SCALES)
+            by_head = scale.view(1, -1, 1)
+            rounded = self.codec.decode(self.codec.encode(finite / by_head)).float() * by_head
+            error = (rounded - finite).square().sum((0, 2))
+            best = torch.where((error < least) & (largest > 0), scale, best)
+            least = torch.minimum(error, least)
+        fp8.set_scale(best)
 
     def write(self, store: KVStore, x: torch.Tensor, slot_mapping: torch.Tensor) -> None:
         """Encodes ``x [T, H, D]`` into the slots; of one slot's writes the last one counts."""
