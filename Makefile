@@ -9,7 +9,7 @@ QUIET_CORES := OMP_WAIT_POLICY=passive
 PYTEST := $(QUIET_CORES) $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-slow test-all test-container fuzz-formats bench-packed check fix docs bench bench-speculation bench-quants bench-gpu clean
+.PHONY: help install demo serve test test-slow test-all test-container fuzz-formats kernels-full bench-packed check fix docs bench bench-kv bench-kv-quality bench-speculation bench-quants bench-gpu clean
 
 help: ## What there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 18
@@ -33,6 +33,9 @@ test-slow: install ## The slow ones: wheels into empty environments, the contain
 	$(PYTEST) -m slow
 
 test-all: test test-slow ## Both
+
+kernels-full: install ## Attention kernels: every combination in the interpreter and the compiler
+	INGLE_KERNELS_FULL=1 $(PYTEST) -m slow tests/kernels/test_gates.py
 
 fuzz-formats: install ## Thousands of random AWQ, GPTQ and EXL2 files through ingle dequantize
 	INGLE_FUZZ_ROUNDS=150 $(PYTEST) tests/formats/test_wild_files.py
@@ -58,6 +61,12 @@ bench: install ## Speed of MODEL (the demo model when unset) at batch 1
 
 bench-packed: install ## 4-bit products on this CPU beside dense bf16 ones, in turns
 	$(QUIET_CORES) $(BIN)/python tests/benchmarks/bench_packed.py
+
+bench-kv: install ## Decoding and prompts with every KV cache at 4,000 tokens, in turns
+	$(BIN)/python tests/benchmarks/bench_kv.py
+
+bench-kv-quality: install ## Perplexity and greedy agreement of every KV cache (minutes)
+	$(QUIET_CORES) $(BIN)/python tests/benchmarks/bench_kv_quality.py
 
 bench-speculation: install ## Decoding with prompt lookup beside decoding without
 	$(QUIET_CORES) $(BIN)/python tests/benchmarks/bench_speculation.py

@@ -5,6 +5,7 @@ PYTHONPATH=core/src:plugins/quant_exl2/src:plugins/kv_fp8/src python tests/kerne
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -187,12 +188,10 @@ FULL = (
     exl2("4 bit, g128, bf16", 3.6, ((4, 128),), BF16=True),
     exl2("4 bit, g128, 16 rows", 2.4, ((4, 128),), BM=16),
     exl2("8 + 4 + 3 bit", 3.1, ((3, 128), (4, 128), (8, 32))),
-    attention(99, PAGE=16),
-    attention(99, WINDOW=1024, SOFTCAP=True),
-    attention(99, dtype="bf16"),
-    *(attention(99, head_dim=dim) for dim in (64, 80, 96, 112, 192, 256)),
-    *(attention(99, prompt=True, head_dim=dim) for dim in (64, 80, 128, 256)),
-    attention(99, prompt=True, dtype="bf16", WINDOW=1024, SOFTCAP=True),
+    attention(99, head_dim=80),
+    attention(99, head_dim=256, dtype="bf16"),
+    attention(99, prompt=True),
+    attention(99, prompt=True, head_dim=96, dtype="bf16", WINDOW=1024, SOFTCAP=True),
 )
 
 
@@ -204,14 +203,27 @@ def quick_variants(arch: int) -> tuple[Variant, ...]:
 def full_variants(arch: int) -> tuple[Variant, ...]:
     """All others that run on ``arch``."""
     by_card = arch >= 89
-    eights = ("e4m3", "e5m2", "int8", "int4")
     return (
         *FULL,
         attention(99, "e4m3", PAGE=16, by_card=by_card),
-        *(attention(99, form, 64, by_card=by_card) for form in eights),
-        *(attention(99, form, 256, "bf16", by_card=by_card) for form in eights),
-        *(attention(99, form, prompt=True, by_card=by_card) for form in eights),
-        *(attention(99, form, by_card=by_card) for form in eights[1:]),
+        attention(99, "e4m3", 256, "bf16", by_card=by_card),
+        attention(99, "e5m2"),
+        attention(99, "int8"),
+        attention(99, "int4"),
+    )
+
+
+def every_attention(arch: int) -> tuple[Variant, ...]:
+    """All that the engine launches, by format, head size, dtype and kind; `make kernels-full`."""
+    forms = ("native", "e4m3", "e5m2", "int8", "int4")
+    sizes = (64, 80, 96, 112, 128, 192, 256)
+    changes: tuple[dict[str, Any], ...] = ({}, {"WINDOW": 1024, "SOFTCAP": True}, {"PAGE": 16})
+    return tuple(
+        attention(99, form, size, dtype, prompt=prompt, by_card=arch >= 89, **change)
+        for number, (form, size, prompt, change) in enumerate(
+            itertools.product(forms, sizes, (False, True), changes)
+        )
+        for dtype in (("fp16", "bf16")[number % 2],)
     )
 
 
