@@ -18,12 +18,12 @@ from ingle.engine.step import ScheduledRequest
 from ingle.model.compiled_decoder import (
     CompiledDecoder,
     Segments,
-    cache_sides,
     segment_shapes,
     segment_weights,
 )
 from ingle.model.decode_segment import DecodeEntry, DecodeHead, DecodeSegment
 from ingle.model.decoder import Decoder
+from ingle.model.segment_cache import cache_sides
 from ingle.request import SamplingParams
 
 BLOCKS = [3, 1, 2, 4]

@@ -19,12 +19,12 @@ from ingle.model.compiled_decoder import (
     CompiledDecoder,
     Segments,
     SegmentShapes,
-    cache_sides,
     extra_bytes,
     segment_shapes,
     segment_weights,
 )
 from ingle.model.decoder import Decoder
+from ingle.model.segment_cache import cache_sides
 from ingle.model.segment_package import command, load_package, package_path
 from ingle.model.segment_shape import Shape
 from ingle.plugin.device import DeviceInfo

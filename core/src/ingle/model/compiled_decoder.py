@@ -6,7 +6,6 @@ a block.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -23,22 +22,18 @@ from ingle.model.huge_pages import HugePages
 from ingle.model.layers import ProjectionNorm, RMSNorm
 from ingle.model.linear import Linear
 from ingle.model.rotary import RotaryTable
+from ingle.model.segment_cache import CacheForm, Sides, Storage, piece_size, storage_of
 from ingle.model.segment_package import CompiledSegment, place
 from ingle.model.segment_shape import (
     EntryShape,
     HeadShape,
     SegmentShape,
-    SideShape,
     copied_bytes,
     linear_shape,
     linear_tensors,
     plain_side,
-    side_shape,
 )
 
-PIECE = 16
-"""Tokens that a segment reads at once. Blocks are cut into pieces, so that a short sequence in a
-long block costs no more than its length."""
 NULL_BLOCK = 0
 """Block 0 belongs to nobody."""
 MAX_EXTRA_BYTES = 2 * 1024**3
@@ -65,17 +60,6 @@ class Segments:
     layer: CompiledSegment
     last: CompiledSegment
     head: CompiledSegment
-
-
-Sides = tuple[SideShape, SideShape]
-
-
-def cache_sides(caches: Sequence[LayerCache]) -> Sides | None:
-    """How all of ``caches`` store keys and values, or None when that differs or is not known to
-    segments: then they are given copies."""
-    found = {(side_shape(cache.k_store), side_shape(cache.v_store)) for cache in caches}
-    keys, values = found.pop()
-    return None if found or keys is None or values is None else (keys, values)
 
 
 def segment_shapes(
@@ -105,19 +89,6 @@ def segment_shapes(
         return None
     head = HeadShape(eps=model.norm.eps, lm_head=lm_head)
     return SegmentShapes(entry=entry, layer=layer, last=last, head=head)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheForm:
-    """Tokens in a block of the cache, and how it stores them (None: as they are)."""
-
-    block_size: int
-    sides: Sides | None
-
-
-def piece_size(block_size: int) -> int:
-    """Tokens in a piece of a block."""
-    return math.gcd(block_size, PIECE)
 
 
 def _known_layers(model: Decoder) -> list[DecoderLayer]:
@@ -237,17 +208,6 @@ def segment_weights(model: Decoder) -> SegmentWeights:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Storage:
-    """Where a layer keeps keys and values, in place and in the pieces that segments read, each
-    tensor [H, B, S, ...], then both sides' constants; and the tokens in a block of the cache, a
-    multiple of S."""
-
-    tensors: tuple[torch.Tensor, ...]
-    piece: int
-    block_size: int
-
-
 class CompiledDecoder:
     """``model`` with a faster path for a batch of one token.
 
@@ -316,7 +276,7 @@ class CompiledDecoder:
     def _storage(self, number: int, cache: LayerCache) -> Storage | None:
         """Layer ``number``'s storage, asked for once."""
         if number not in self._storages:
-            self._storages[number] = _storage(cache) if self._in_place else None
+            self._storages[number] = storage_of(cache) if self._in_place else None
         return self._storages[number]
 
 
@@ -383,19 +343,3 @@ def _skipped(layer: DecoderLayer, span: SequenceSpan) -> int:
     """Tokens at the start of a sequence that a layer's window no longer reaches."""
     window = _window(layer)
     return 0 if window is None else max(0, span.seq_len - window)
-
-
-def _storage(cache: LayerCache) -> Storage | None:
-    """The layer's storage, or None where one may not write into it."""
-    keys, values = cache.k_store.compiled(), cache.v_store.compiled()
-    if keys is None or values is None:
-        return None
-    size = cache.k_store.geometry.block_size
-    piece = piece_size(size)
-    pieces = (
-        tensor.view(tensor.shape[0], -1, piece, *tensor.shape[3:])
-        for side in (keys, values)
-        for tensor in side.tensors
-    )
-    tensors = (*pieces, *keys.constants, *values.constants)
-    return Storage(tensors=tensors, piece=piece, block_size=size)
