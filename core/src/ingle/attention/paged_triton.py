@@ -131,9 +131,9 @@ def prompt_config(head_dim: int) -> PagedConfig:
     """For prompts."""
     return PagedConfig(
         block_tokens=32,
-        block_rows=64,
+        block_rows=64 if head_dim <= 128 else 32,
         splits=1,
-        num_warps=4 if head_dim <= 128 else 8,
+        num_warps=4 if head_dim <= 64 else 8,
         num_stages=2,
     )
 

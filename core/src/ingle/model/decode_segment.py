@@ -86,7 +86,7 @@ class DecodeSegment(torch.nn.Module):
         groups = shape.num_heads // shape.num_kv_heads
         query = turned[: shape.num_heads].float() * shape.scale
         if shape.k_side.is_rotated:
-            query = _stored(query @ k_constants[0])
+            query = query @ k_constants[0]
         query = query.view(shape.num_kv_heads, groups, 1, 1, shape.head_dim)
         key = _read(shape.k_side, keys, blocks, k_constants)
         value = _read(shape.v_side, values, blocks, v_constants)
