@@ -9,7 +9,7 @@ QUIET_CORES := OMP_WAIT_POLICY=passive
 PYTEST := $(QUIET_CORES) $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-slow test-all test-container fuzz-formats kernels-full bench-packed check fix docs bench bench-kv bench-kv-quality bench-speculation bench-quants bench-gpu clean
+.PHONY: help install demo serve test test-slow test-all previous-plugins test-container fuzz-formats kernels-full bench-packed check fix docs bench bench-kv bench-kv-quality bench-speculation bench-structured bench-quants check-peers bench-http bench-start bench-gpu clean
 
 help: ## What there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 18
@@ -40,6 +40,9 @@ kernels-full: install ## Attention kernels: every combination in the interpreter
 fuzz-formats: install ## Thousands of random AWQ, GPTQ and EXL2 files through ingle dequantize
 	INGLE_FUZZ_ROUNDS=150 $(PYTEST) tests/formats/test_wild_files.py
 
+previous-plugins: install ## The last release of each plugin with this core
+	$(BIN)/python tools/previous_plugins.py
+
 test-container: install ## Run the container file's steps in an empty Debian (root, debootstrap)
 	$(BIN)/python tools/container.py --debootstrap
 
@@ -53,10 +56,12 @@ fix: install ## Let ruff repair what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: install ## Generate docs/cli.md from the command definitions
+docs: install ## Generate docs/cli.md and the pictures, build the site into site/, check its links
 	$(BIN)/python -m ingle.cli.reference docs/cli.md
+	$(BIN)/python tools/pictures.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
-bench: install ## Speed of MODEL (the demo model when unset) at batch 1
+bench: install ## Speed of MODEL (the demo model when unset): decode, prefill, first token, start
 	$(BIN)/ingle bench $(MODEL)
 
 bench-packed: install ## 4-bit products on this CPU beside dense bf16 ones, in turns
@@ -68,14 +73,31 @@ bench-kv: install ## Decoding and prompts with every KV cache at 4,000 tokens, i
 bench-kv-quality: install ## Perplexity and greedy agreement of every KV cache (minutes)
 	$(QUIET_CORES) $(BIN)/python tests/benchmarks/bench_kv_quality.py
 
+bench-structured: install ## Decoding under a JSON schema beside decoding without
+	$(QUIET_CORES) $(BIN)/python tests/benchmarks/bench_structured.py
+
 bench-speculation: install ## Decoding with prompt lookup beside decoding without
 	$(QUIET_CORES) $(BIN)/python tests/benchmarks/bench_speculation.py
 
+bench-http: install ## Tokens a second through HTTP streaming beside the engine alone
+	$(BIN)/python tests/benchmarks/bench_http.py $(MODEL)
+
+bench-start: install ## Seconds to the first token, and GB/s of a 4 GB checkpoint
+	$(BIN)/python tests/benchmarks/bench_start.py
+
 bench-quants: install ## Every quant of the demo model, made once, measured and compared; hours
 	$(QUIET_CORES) $(BIN)/python tests/benchmarks/bench_quants.py --plot docs/quality.svg
+
+.venv-peers/installed: constraints.txt
+	python3.11 -m venv .venv-peers
+	.venv-peers/bin/pip install --quiet torch==2.13.0 triton==3.7.1 gptqmodel==7.6.0 optimum
+	@touch $@
+
+check-peers: install .venv-peers/installed ## The quants of bench-quants in transformers and GPTQModel
+	$(QUIET_CORES) $(BIN)/python tests/quantize/check_peers.py --peers .venv-peers/bin/python
 
 bench-gpu: install ## Kernels on the card in this machine
 	$(BIN)/python tests/benchmarks/bench_gpu.py
 
 clean: ## Remove .venv and caches
-	rm -rf $(VENV) dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-peers dist site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

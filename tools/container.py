@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -43,6 +43,7 @@ class Machine:
     Attributes:
         root: That folder.
         is_debian: Whether it is a Debian to chroot into.
+        arguments: What --build-arg sets.
         variables: What ARG and ENV have set so far.
         directory: WORKDIR.
         user: USER, or root.
@@ -50,6 +51,7 @@ class Machine:
 
     root: Path
     is_debian: bool
+    arguments: dict[str, str] = field(default_factory=dict)
     variables: dict[str, str] = field(default_factory=dict)
     directory: str = "/"
     user: str = "root"
@@ -92,7 +94,7 @@ class Machine:
 
     def run(self, line: str) -> None:
         """Runs ``line``, or says that it is left out."""
-        if not self.is_debian and line.startswith(SYSTEM_STEPS):
+        if not self.is_debian and any(word in line for word in SYSTEM_STEPS):
             print(f"RUN  {line}\n     left out: it changes the system (see --debootstrap)")
             return
         print(f"RUN  {line}", flush=True)
@@ -127,7 +129,7 @@ def carry_out(step: Step, machine: Machine) -> None:
     rest = step.rest
     if step.word == "ARG":
         name, _, value = rest.partition("=")
-        machine.variables[name] = os.environ.get(name, value)
+        machine.variables[name] = machine.arguments.get(name, os.environ.get(name, value))
     elif step.word == "ENV":
         machine.variables.update(_pair(part) for part in shlex.split(rest))
     elif step.word == "WORKDIR":
@@ -141,7 +143,7 @@ def carry_out(step: Step, machine: Machine) -> None:
         _copy(rest, machine)
     elif step.word == "FROM":
         machine.user, machine.directory = "root", "/"
-    elif step.word not in ("EXPOSE", "HEALTHCHECK", "ENTRYPOINT"):
+    elif step.word not in ("EXPOSE", "HEALTHCHECK", "ENTRYPOINT", "LABEL"):
         sys.exit(f"tools/container.py does not know the instruction {step.word}.")
 
 
@@ -210,21 +212,49 @@ def check(machine: Machine, steps: list[Step]) -> None:
     print(f"     answered: {answer!r}")
 
 
+def report_size(machine: Machine) -> None:
+    """Prints what the image's own layers take; in a Debian the whole root, base included."""
+    packages = tree_bytes(machine.root / "opt/ingle")
+    print(f"SIZE /opt/ingle {packages / 1e6:,.0f} MB ({machine.variables['VARIANT']})")
+    if machine.is_debian:
+        skipped = ("proc", "src", "models", "opt/wheels", "var/cache/apt", "var/lib/apt/lists")
+        whole = tree_bytes(machine.root, [machine.root / name for name in skipped])
+        print(f"SIZE image {whole / 1e6:,.0f} MB, Debian included")
+
+
+def tree_bytes(folder: Path, skipped: Sequence[Path] = ()) -> int:
+    """Bytes of the files below ``folder``, each counted once however many names it has."""
+    seen: set[int] = set()
+    total = 0
+    for place, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if Path(place, name) not in skipped]
+        for name in files:
+            found = os.lstat(os.path.join(place, name))
+            if found.st_ino not in seen:
+                seen.add(found.st_ino)
+                total += found.st_size
+    return total
+
+
 def main() -> int:
     """Builds in a fresh folder, checks, and removes the folder."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--debootstrap", action="store_true", help="build in an empty Debian")
-    is_debian: bool = parser.parse_args().debootstrap
+    parser.add_argument("--build-arg", action="append", default=[], metavar="NAME=VALUE")
+    options = parser.parse_args()
+    is_debian: bool = options.debootstrap
+    arguments = dict(_pair(text) for text in options.build_arg)
     steps = list(read_steps((ROOT / "Dockerfile").read_text()))
     with tempfile.TemporaryDirectory(prefix="ingle-container-") as folder:
         Path(folder).chmod(0o755)  # the container's user must get past its root folder
         if is_debian:
             make_debian(Path(folder))
-        machine = Machine(Path(folder), is_debian)
+        machine = Machine(Path(folder), is_debian, arguments)
         with proc_mounted(Path(folder)) if is_debian else contextlib.nullcontext():
             for step in steps:
                 carry_out(step, machine)
             check(machine, steps)
+        report_size(machine)
     print("The container file works.")
     return 0
 

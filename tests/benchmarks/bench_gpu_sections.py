@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 
 import bench_gpu_weights as weights
 import torch
+from bench_gpu_model import model_section
+from bench_gpu_peers import peers_section
 from bench_gpu_timing import Bench, Launch, Row, capture, relative_error, replay_seconds
 
 from ingle.attention.paged_triton import (
@@ -34,6 +36,10 @@ from ingle.builtin.affine_triton import (
 from ingle_quant_exl2.kernel import Exl2Config, matmul_exl2, matmul_exl2_reference
 from ingle_quant_exl2.planes import PackedExl2, plan_splits
 
+# Llama-3-8B's o, gate and up, down; Llama-3-70B's o, gate and up, down
+W4_SHAPES = (
+    (4096, 4096), (28672, 4096), (4096, 14336), (8192, 8192), (57344, 8192), (8192, 28672),
+)  # fmt: skip
 MAX_ERROR = 1e-4  # of an fp32 output against fp64; the tensor core's own is some 1e-6
 MAX_ATTENTION_ERROR = 1e-3  # probabilities are rounded to fp16
 
@@ -95,7 +101,7 @@ def _attention_correctness(bench: Bench) -> list[Row]:
 
 def w4_section(bench: Bench, deadline: float) -> list[Row]:
     """4-bit bandwidth, a sweep of block, splits, prefetch and stages; best five per shape."""
-    shapes = ((128, 256),) if bench.small else ((4096, 4096), (28672, 4096), (4096, 14336))
+    shapes = ((128, 256),) if bench.small else W4_SHAPES
     rows: list[Row] = []
     for i, (n, k) in enumerate(shapes):
         until = time.monotonic() + (deadline - time.monotonic()) / (len(shapes) - i)
@@ -342,4 +348,6 @@ SECTIONS = (
     Section("exl2", 2.0, exl2_section),
     Section("attention", 1.5, attention_section),
     Section("step", 1.0, step_section),
+    Section("peers", 0.5, peers_section),
+    Section("model", 1.5, model_section),
 )

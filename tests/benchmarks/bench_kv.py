@@ -25,6 +25,7 @@ from ingle.engine.engine import build_engine_core
 from ingle.engine.engine_core import EngineCore
 from ingle.engine.model_runner import ModelRunner
 from ingle.engine.step import ScheduledRequest, SchedulerOutput
+from ingle.model.compiled_decoder import CompiledDecoder
 from ingle.model.decoder import Decoder
 from ingle.registry.loader import default_cache_folder
 from ingle.request import SamplingParams
@@ -85,10 +86,11 @@ def opened(model: str, name: str, num_tokens: int, *, eager: bool) -> Opened:
     )
     runner = core.runner
     assert isinstance(runner, ModelRunner)
-    decoder = runner.model
-    if core.compiler is not None:
-        decoder = core.compiler._model
-        core.compiler.compile_now()
+    decoder: object = runner.model
+    if isinstance(decoder, CompiledDecoder):
+        decoder = decoder._model
+    for compiler in core.compilers:
+        compiler.compile_now()
     assert isinstance(decoder, Decoder)
     count = -(-(num_tokens + 1) // runner.block_size)
     return Opened(name=name, core=core, model=decoder, blocks=tuple(range(1, count + 1)))

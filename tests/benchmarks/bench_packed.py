@@ -2,7 +2,8 @@
 
 The two take turns, so that what else the machine does falls on both; each row of the table is the
 median of the pairs' ratios. Targets (4096 x 4096): at 1 row 3 times as fast as torch's dense bf16
-``F.linear``, at 512 rows 0.7 times. The last line is JSON.
+``F.linear``, at 512 rows 0.7 times. The last line is JSON. What kernels
+call is compiled first, as a server does while it is idle; --enforce-eager measures without.
 """
 
 from __future__ import annotations
@@ -17,8 +18,12 @@ import torch
 import torch.nn.functional as F
 
 from ingle.builtin.affine_cpu import ingle_matmul_kernels as affine_kernels
+from ingle.engine.background_compiler import BackgroundCompiler
+from ingle.engine.function_compiler import FunctionCompiler
+from ingle.model.huge_pages import HugePages
 from ingle.plugin import AffineWeight, DeviceInfo, KernelUse, LinearWeight
 from ingle.plugin.affine_packing import pack_bits
+from ingle.registry.loader import default_cache_folder
 from ingle_quant_exl2.layout import parse_layout
 from ingle_quant_exl2.packing import pack_codes, pack_scale_codes
 from ingle_quant_exl2.plugin import ingle_matmul_kernels as exl2_kernels
@@ -58,12 +63,17 @@ def exl2(size: int) -> StoredExl2Weight:
     )
 
 
-def packed_product(weight: LinearWeight, rows: int) -> tuple[str, Callable[[torch.Tensor], object]]:
+def packed_product(
+    weight: LinearWeight, rows: int, *, compiled: bool
+) -> tuple[str, Callable[[torch.Tensor], object]]:
     """The product by the kernel that the engine would choose, and that kernel's name."""
     use = KernelUse(device=CPU, dtype=torch.bfloat16, rows=range(rows, rows + 1))
     kernels = [*affine_kernels(CPU), *exl2_kernels(CPU)]
     kernel = max((k for k in kernels if k.supports(weight, use)), key=lambda k: k.priority)
-    ready = kernel.prepare(weight)
+    ready = HugePages().repacked(kernel.prepare(weight))
+    functions = kernel.functions(ready) if compiled else ()
+    if functions:
+        BackgroundCompiler([FunctionCompiler(functions, default_cache_folder())]).compile_now()
     return kernel.name, lambda x: kernel.matmul(x, ready)
 
 
@@ -75,10 +85,10 @@ def seconds(product: Callable[[torch.Tensor], object], x: torch.Tensor, calls: i
     return (time.perf_counter() - start) / calls
 
 
-def compare(weight: LinearWeight, rows: int, pairs: int) -> dict[str, object]:
+def compare(weight: LinearWeight, rows: int, pairs: int, *, compiled: bool) -> dict[str, object]:
     """Packed and dense in turns."""
     size = weight.in_features
-    name, packed = packed_product(weight, rows)
+    name, packed = packed_product(weight, rows, compiled=compiled)
     matrix = torch.randn(size, size).to(torch.bfloat16)
     x = torch.randn(rows, size).to(torch.bfloat16)
     calls = 20 if rows == 1 else 1
@@ -108,6 +118,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=4096, help="input and output features")
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 8, 64, 512])
     parser.add_argument("--pairs", type=int, default=15, help="turns taken")
+    parser.add_argument("--enforce-eager", action="store_true", help="compile nothing")
     arguments = parser.parse_args()
     torch.manual_seed(0)
     results = []
@@ -116,7 +127,8 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|")
     for make in (affine, exl2):
         for rows in arguments.rows:
-            found = compare(make(arguments.size), rows, arguments.pairs)
+            compiled = not arguments.enforce_eager
+            found = compare(make(arguments.size), rows, arguments.pairs, compiled=compiled)
             results.append(found)
             print(
                 "| {kernel} | {rows} | {packed_ms:.2f} | {dense_ms:.2f} | {ratio:.2f} | "

@@ -2,7 +2,7 @@
 
     make bench-quants
     python tests/benchmarks/bench_quants.py [--model MODEL] [--work FOLDER] [--only NAME ...]
-        [--tokens 4096] [--plot docs/quality.svg]
+        [--tokens 2048] [--plot docs/quality.svg]
 
 Every quant is made by ``ingle quantize`` in a process of its own and kept in the work folder with
 the seconds it took; what is there is not made again, and a run that was killed goes on. EXL2 is
@@ -21,14 +21,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from quant_list import EXL2_MOST, Wanted, checks, markdown, wanted_quants
+from quant_list import Wanted, checks, markdown, wanted_quants
 
 from ingle.demo_model import default_demo_model
 from ingle.quantize.evaluation import Evaluation, EvaluationConfig, evaluations
 from ingle.quantize.quality_plot import write_plot
+from ingle.quantize.stored_bits import stored_bits
 from ingle.registry.loader import default_cache_folder
 
-MADE_AT_ONCE = 4
+MADE_AT_ONCE = 5
 """Quants that are made before they are measured, so that a killed run has lost little."""
 
 
@@ -52,7 +53,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--model", type=Path)
     parser.add_argument("--work", type=Path)
     parser.add_argument("--only", nargs="*", default=())
-    parser.add_argument("--tokens", type=int, default=4096)
+    parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--plot", type=Path)
     return parser.parse_args()
 
@@ -80,8 +81,8 @@ def _exl2_flags(work: Path, item: Wanted) -> Sequence[str]:
     flags = ("--measurement", str(work / f"measurement-{method}.json"))
     if not item.bits_of:
         return flags
-    bits = _results(work)[item.bits_of]["bits_per_weight"]
-    return (*flags, "--bpw", f"{min(bits, EXL2_MOST):.4f}")
+    bits = stored_bits(work / item.bits_of, "gptq").bits_per_weight
+    return (*flags, "--bpw", f"{bits:.4f}")
 
 
 def _measure(model: Path, work: Path, items: Iterable[Wanted], tokens: int) -> None:

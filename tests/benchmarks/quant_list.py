@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 EXL2_TARGETS = (2.5, 3.0, 4.0, 4.3, 5.0, 6.0)
-EXL2_MOST = 8.1
+LAST = tuple(f"exl2-{bits}-rtn" for bits in EXL2_TARGETS if bits > 4)
 GPTQ_KINDS: Mapping[str, tuple[str, ...]] = {
     "sym": (),
     "asym": ("--no-sym",),
@@ -38,7 +38,8 @@ class Wanted:
 def wanted_quants() -> tuple[Wanted, ...]:
     """All of them, those with few bits first."""
     found = [*_affine(4), *_exl2(), *_affine(3), *_affine(8)]
-    return tuple(found)
+    # Round-to-nearest at many bits says least, so it comes last.
+    return tuple(sorted(found, key=lambda item: item.name in LAST))
 
 
 def _affine(bits: int) -> Iterator[Wanted]:
@@ -56,10 +57,11 @@ def _affine(bits: int) -> Iterator[Wanted]:
         if plain == f"{name}-rtn":
             yield Wanted(name=plain, format="gptq", flags=(*size, *flags, *rtn))
         yield Wanted(name=name, format="gptq", flags=(*size, *flags), baseline=plain)
-    twin = f"gptq-{bits}-sym"
-    yield Wanted(
-        name=f"exl2-like-gptq-{bits}", format="exl2", flags=("--head-bits", "16"), bits_of=twin
-    )
+    # GPTQ's 8 bits in groups of 64 take 8.4 in all, and EXL2 ends at 8.1.
+    if bits < 8:
+        flags = ("--head-bits", "16")
+        twin = f"gptq-{bits}-sym"
+        yield Wanted(name=f"exl2-like-gptq-{bits}", format="exl2", flags=flags, bits_of=twin)
 
 
 def _exl2() -> Iterator[Wanted]:

@@ -39,5 +39,5 @@ def test_it_runs_to_the_end_in_the_interpreter(tmp_path: Path) -> None:
     assert report == json.loads((tmp_path / "bench_gpu.json").read_text())
     assert report["failed"] == []
     assert set(report["sections"]) == {
-        "copy", "correctness", "soak", "w4", "exl2", "attention", "step",
+        "copy", "correctness", "soak", "w4", "exl2", "attention", "step", "peers", "model",
     }  # fmt: skip

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from ingle import __version__
 from ingle.cli import app, commands, main
-from ingle.cli.bench import Timing, Workload, summarise
 from ingle.cli.chat import chat
 from ingle.cli.sampling import SamplingFlags
 from ingle.cli.session import Session
@@ -50,7 +50,7 @@ def test_the_module_runs_like_the_command() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "ingle", "--version"], capture_output=True, text=True, check=False
     )
-    assert (done.returncode, done.stdout) == (0, "0.1.0\n")
+    assert (done.returncode, done.stdout) == (0, f"{__version__}\n")
 
 
 def test_ingle_alone_shows_the_subcommands(capsys: pytest.CaptureFixture[str]) -> None:
@@ -254,38 +254,6 @@ def test_sampling_flags_win_over_the_models_own_defaults() -> None:
     assert params.max_tokens == 512
 
 
-def test_bench_reports_both_speeds_as_json(
-    demo_commands: list[EngineConfig], capsys: pytest.CaptureFixture[str]
-) -> None:
-    argv = ["bench", "demo", "--prompt-tokens", "24", "--output-tokens", "4"]
-    assert main([*argv, "--json", "--repeats", "2"]) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert report["decode_tokens_per_second"] > 0
-    assert report["prefill_tokens_per_second"] > 0
-    assert (report["prompt_tokens"], report["output_tokens"], report["repeats"]) == (24, 4, 2)
-    assert main([*argv, "--repeats", "1"]) == 0
-    assert "decode tokens per second" in capsys.readouterr().out
-
-
-def test_bench_takes_medians_and_shows_the_spread() -> None:
-    workload = Workload(prompt_tokens=100, output_tokens=11, repeats=3)
-    timings = [Timing(first_token=t, last_token=t + d) for t, d in ((1, 2), (2, 1), (4, 5))]
-    report = summarise(timings, workload)
-    assert report["prefill_tokens_per_second"] == 50
-    assert report["prefill_tokens_per_second_min"] == 25
-    assert report["prefill_tokens_per_second_max"] == 100
-    assert report["decode_tokens_per_second"] == 5
-    assert report["time_to_first_token_seconds"] == 2
-
-
-@pytest.mark.parametrize("flag", ["--prompt-tokens", "--output-tokens", "--repeats"])
-def test_bench_refuses_workloads_that_measure_nothing(
-    capsys: pytest.CaptureFixture[str], flag: str
-) -> None:
-    assert main(["bench", "demo", flag, "0"]) == 2
-    assert flag in capsys.readouterr().err
-
-
 def test_plugins_shows_core_as_the_first_user_of_its_hooks(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -317,7 +285,7 @@ def test_demo_model_writes_a_folder_and_refuses_one_that_is_there(
 def test_version_names_what_ingle_stands_on(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["version"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("ingle 0.1.0\n")
+    assert out.startswith(f"ingle {__version__}\n")
     assert "torch " in out
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from ingle.cli.arguments import prepare_arguments, settle_settings
 from ingle.cli.flags import Command, make_command
+from ingle.cli.lacking import LACKING
 from ingle.cli.retired import RETIRED, SHORT_RETIRED
 from ingle.config import EngineConfig
 from ingle.errors import ConfigError
@@ -38,10 +39,59 @@ def test_no_retired_flag_is_also_a_flag_of_the_engine(command: Command) -> None:
     assert command.flags & set(RETIRED) == set()
     assert {entry.becomes for entry in RETIRED.values()} - command.flags <= {
         "",
+        "--allow-inline-model-loading",
         "--disable-access-log",
         "--log-level",
     }
-    assert set(SHORT_RETIRED.values()) <= set(RETIRED)
+    assert set(SHORT_RETIRED.values()) <= {*RETIRED, *LACKING}
+    assert set(LACKING) & {*RETIRED, *command.flags} == set()
+
+
+@pytest.mark.parametrize("flag", sorted(LACKING))
+def test_every_flag_that_asks_for_what_is_lacking_is_refused_with_the_reason(
+    command: Command, flag: str
+) -> None:
+    for argv in ([flag, "thing"], [f"{flag}=thing"], [flag.replace("-", "_").replace("__", "--")]):
+        with pytest.raises(ConfigError) as caught:
+            prepare_arguments(command, ["model", *argv])
+        assert str(caught.value) == f"{flag} cannot be done: {LACKING[flag]}"
+    with pytest.raises(ConfigError, match=flag):
+        settle_settings(command, {flag.removeprefix("--"): "thing"})
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--enable-lora", "false"],
+        ["--no-enable-lora"],
+        ["--enable_lora=False"],
+        ["--cpu-offload-gb", "0"],
+        ["--speculative-config={}"],
+    ],
+)
+def test_a_lacking_flag_that_asks_for_nothing_is_left_out_with_a_line(
+    command: Command, argv: list[str]
+) -> None:
+    arguments = prepare_arguments(command, [*argv, "model"])
+    assert arguments.tokens == ["model"]
+    assert len(arguments.notices) == 1
+    assert settle_settings(command, {"enable-lora": False})[0] == {}
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--enable-lora"],
+        ["--lora-modules", "a=/b"],
+        ["--speculative-config.model", "x"],
+        ["-dcp", "2"],
+    ],
+)
+def test_a_real_command_line_with_them_ends_with_the_reason(
+    command: Command, argv: list[str]
+) -> None:
+    with pytest.raises(ConfigError, match="cannot be done"):
+        prepare_arguments(command, argv)
 
 
 @pytest.mark.parametrize(

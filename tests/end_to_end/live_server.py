@@ -114,15 +114,21 @@ def command(*arguments: str | Path) -> list[str]:
 
 @contextmanager
 def live_server(
-    folder: Path, *arguments: str | Path, env: dict[str, str] | None = None
+    folder: Path,
+    *arguments: str | Path,
+    env: dict[str, str] | None = None,
+    program: Sequence[str | Path] = (),
 ) -> Iterator[LiveServer]:
-    """A server on a free port, killed afterwards; ``folder`` takes its log and entry points."""
+    """A server on a free port, killed afterwards; ``folder`` takes its log and entry points.
+
+    ``program`` is what to run instead of ``ingle``: a script, and arguments before ``serve``.
+    """
     env = env or environment(folder / "site")
     log = folder / "server.log"
+    words = ["serve", *arguments, "--port", "0"]
+    line = [sys.executable, "-P", *map(str, [*program, *words])] if program else command(*words)
     with log.open("wb") as out:
-        popen = subprocess.Popen(
-            command("serve", *arguments, "--port", "0"), env=env, stdout=out, stderr=out
-        )
+        popen = subprocess.Popen(line, env=env, stdout=out, stderr=out)
     server = LiveServer(popen, log)
     try:
         server.wait_until_ready()

@@ -101,6 +101,43 @@ def test_ollamas_client_is_answered(demo_server: LiveServer) -> None:
     assert client.list().models[0].model == "demo"
 
 
+def test_ollamas_format_and_tools_hold(demo_server: LiveServer) -> None:
+    client = ollama.Client(host=demo_server.url)
+    options = {"temperature": 0, "num_predict": 64}
+    ask: Any = {"model": "demo", "messages": MESSAGES, "options": options}
+    answer = client.chat(**ask, format=SCHEMA)
+    assert set(json.loads(answer.message.content or "")) == {"city"}
+    generated = client.generate(model="demo", prompt=QUESTION, format=SCHEMA, options=options)
+    assert set(json.loads(generated.response)) == {"city"}
+    tool: Any = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
+    parts = list(client.chat(**ask, tools=[tool], stream=True))
+    assert parts[-1].done
+    for call in (call for part in parts for call in part.message.tool_calls or ()):
+        assert call.function.name == "weather"
+    assert client.ps().models[0].model == "demo"
+    assert client.show("demo").capabilities
+
+
+def test_anthropics_tools_hold(demo_server: LiveServer) -> None:
+    client = anthropic.Anthropic(base_url=demo_server.url, api_key="any", max_retries=0)
+    tool: Any = {"name": "weather", "description": "Tells it.", "input_schema": SCHEMA}
+    answer = client.messages.create(
+        model="demo",
+        max_tokens=200,
+        messages=MESSAGES,
+        tools=[tool],
+        tool_choice={"type": "tool", "name": "weather"},
+    )
+    assert answer.stop_reason == "tool_use"
+    (call,) = [block for block in answer.content if block.type == "tool_use"]
+    assert set(call.input) == {"city"}  # type: ignore[call-overload]
+    with client.messages.stream(
+        model="demo", max_tokens=200, messages=MESSAGES, tools=[tool], tool_choice={"type": "any"}
+    ) as stream:
+        final = stream.get_final_message()
+    assert any(block.type == "tool_use" for block in final.content)
+
+
 def test_kobolds_request_is_answered(demo_server: LiveServer) -> None:
     body = {"prompt": "The capital of France is", "max_length": 8, "temperature": 0, "top_k": 0}
     answer = demo_server.http.post("/api/v1/generate", json=body)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import string
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,10 +36,15 @@ def histories(token_ids: Sequence[int], salt: str | None) -> Iterator[bytes]:
         yield state
 
 
-def next_token(history: bytes, params: SamplingParams, seed: int) -> int:
-    """The token after a history."""
+def next_token(
+    history: bytes, params: SamplingParams, seed: int, barred: Collection[int] = ()
+) -> int:
+    """The token after a history; the next one that is not barred."""
     seeded = history + (b"" if params.greedy else seed.to_bytes(16, "little", signed=True))
-    return hashlib.sha256(b"next" + seeded).digest()[0] % VOCAB_SIZE
+    token_id = hashlib.sha256(b"next" + seeded).digest()[0] % VOCAB_SIZE
+    while token_id in barred and len(barred) < VOCAB_SIZE:
+        token_id = (token_id + 1) % VOCAB_SIZE
+    return token_id
 
 
 @dataclass
@@ -122,8 +127,11 @@ class CheckingRunner:
 
     def _draw(self, item: ScheduledRequest, states: list[bytes]) -> Iterator[SampledToken]:
         """Tokens behind the known ones and behind each guess, up to the first that is wrong."""
-        for history, guess in zip(states, [*item.draft_token_ids, None], strict=True):
-            token_id = next_token(history, item.params, item.seed)
+        guesses = [*item.draft_token_ids, None]
+        place = len(item.output_token_ids)
+        for at, (history, guess) in enumerate(zip(states, guesses, strict=True), start=place):
+            barred = item.bans.get(at, ())
+            token_id = next_token(history, item.params, item.seed, barred)
             logprob = TokenLogprob(token_id=token_id, logprob=-1.0, rank=1)
             yield SampledToken(token_id=token_id, logprob=logprob)
             if token_id != guess:

@@ -207,9 +207,10 @@ def test_prompt_lookup_is_on_in_single_user_mode_alone_unless_asked_for() -> Non
     assert EngineConfig(speculative_model="[ngram]").drafts_from == "[ngram]"
 
 
-def test_a_draft_model_is_refused_and_not_taken_for_prompt_lookup() -> None:
-    with pytest.raises(ConfigError, match="no draft models yet"):
-        EngineConfig(speculative_model="/some/folder")
+@pytest.mark.parametrize("name", ["", "[gram]"])
+def test_what_is_neither_a_way_of_guessing_nor_a_model_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="--speculative-model must be"):
+        EngineConfig(speculative_model=name)
 
 
 def test_a_longest_match_below_the_shortest_is_refused() -> None:

@@ -219,6 +219,23 @@ def test_a_measurement_of_something_else_is_refused(tmp_path: Path) -> None:
         Exl2Quantizer(Exl2Options(measurement=str(tmp_path / "m.json")))
 
 
+def test_a_measurement_of_another_model_with_as_many_blocks_is_refused(
+    made: dict[float, SimpleNamespace], model: Path, tmp_path: Path
+) -> None:
+    record = json.loads(made[3.0].files["measurement.json"])
+    record["blocks"][0]["attention"]["weights"] += 32
+    (tmp_path / "m.json").write_text(json.dumps(record))
+    with pytest.raises(ConfigError, match="it is of another model"):
+        make(model, tmp_path / "out", Exl2Options(bpw=3.0, measurement=str(tmp_path / "m.json")))
+
+
+def test_a_measurement_that_could_not_be_kept_is_refused_before_minutes_of_work(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(ConfigError, match=r"--measurement .*: there is no folder"):
+        Exl2Quantizer(Exl2Options(measurement=str(tmp_path / "missing" / "m.json")))
+
+
 @pytest.mark.parametrize(("field", "value"), [("bpw", 1.5), ("bpw", 9.0), ("head_bits", 7)])
 def test_options_that_cannot_work_are_refused_by_the_name_of_the_flag(
     field: str, value: float

@@ -5,11 +5,33 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-BARRED_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
-BARRED_CALLS = {"eval", "exec", "__import__"}
-BARRED_ATTRIBUTES = {"torch.load", "numpy.load", "np.load", "yaml.load", "yaml.unsafe_load"}
+BARRED_MODULES = {
+    *("pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"),
+    *("multiprocessing", "code", "codeop"),  # the first pickles between processes
+}
+BARRED_CALLS = {"eval", "exec", "compile", "__import__"}
+BARRED_ATTRIBUTES = {
+    *("torch.load", "torch.serialization.load", "torch.jit.load", "torch.package.PackageImporter"),
+    *("numpy.load", "np.load", "yaml.load", "yaml.unsafe_load", "builtins.eval", "builtins.exec"),
+}
+BARRED_NAMES = {("torch", "load"), ("torch", "serialization"), ("numpy", "load"), ("yaml", "load")}
+DANGEROUS = """
+import pickle
+import torch.serialization as s, marshal
+from pickle import loads
+from torch import load
+from multiprocessing import Queue
+eval("1")
+exec("1")
+compile("1", "", "exec")
+__import__("os")
+torch.load("x")
+torch.jit.load("x")
+yaml.load("x")
+"""
 
 MAY_READ_ENVIRONMENT = (
     "core/src/ingle/config.py",
@@ -37,6 +59,24 @@ MUTABLE_CALLS = {"list", "dict", "set", "bytearray", "defaultdict", "OrderedDict
 
 def test_nothing_is_unpickled_and_no_data_runs_as_code(sources: list[Any]) -> None:
     assert [line for source in sources for line in _dangers(source)] == []
+
+
+def test_the_check_knows_a_danger_when_it_sees_one(sources: list[Any]) -> None:
+    kind = type(sources[0])
+    lines = DANGEROUS.strip().splitlines()
+    for line in lines:
+        source = kind(sources[0].path, line, ast.parse(line))
+        assert len(list(_dangers(source))) == 1, line
+
+
+def test_every_package_is_checked(root: Path, sources: list[Any]) -> None:
+    projects = {path.parent for path in root.glob("*/pyproject.toml")}
+    projects |= {path.parent for path in root.glob("plugins/*/pyproject.toml")}
+    assert len(projects) >= 6
+    for project in projects:
+        files = set((project / "src").rglob("*.py"))
+        assert files
+        assert files <= {source.path for source in sources}
 
 
 def test_remote_code_is_never_trusted(sources: list[Any]) -> None:
@@ -95,7 +135,9 @@ def _dangers(source: Any) -> Iterator[str]:
             if names & BARRED_MODULES:
                 yield source.at(node, ast.unparse(node))
         elif isinstance(node, ast.ImportFrom):
-            if (node.module or "").partition(".")[0] in BARRED_MODULES:
+            module = node.module or ""
+            names = {(module, alias.name) for alias in node.names}
+            if module.partition(".")[0] in BARRED_MODULES or names & BARRED_NAMES:
                 yield source.at(node, ast.unparse(node))
         elif isinstance(node, ast.Call) and ast.unparse(node.func) in (
             BARRED_CALLS | BARRED_ATTRIBUTES

@@ -23,7 +23,7 @@ def run_gate(folder: str, marks: str) -> str:
     if folder == "interpreted":
         env["TRITON_INTERPRET"] = "1"
     packages = [ROOT / "core", *(ROOT / "plugins" / name for name in ("quant_exl2", "kv_fp8"))]
-    sources = [*(package / "src" for package in packages), HERE]
+    sources = [*(package / "src" for package in packages), HERE, HERE / folder]
     env["PYTHONPATH"] = os.pathsep.join([*map(str, sources), env.get("PYTHONPATH", "")])
     env |= {"INGLE_KERNEL_GATE": folder, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marks]

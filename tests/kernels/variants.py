@@ -40,6 +40,14 @@ class Variant:
     items_per_lane: float
     budget: float
 
+    def most(self, arch: int) -> float:
+        """Most instructions per item on ``arch``: the budget, and a tenth above the design's figure
+        where it has one."""
+        figures = FIGURES.get(self.name)
+        if figures is None:
+            return self.budget
+        return min(self.budget, 1.1 * figures.get(arch, max(figures.values())))
+
     def compile(self, arch: int) -> CompileReport:
         return compile_kernel(
             self.kernel,
@@ -49,6 +57,26 @@ class Variant:
             num_warps=self.num_warps,
             num_stages=self.num_stages,
         )
+
+
+def _on(ampere: float, hopper: float, blackwell: float) -> Mapping[int, float]:
+    return {86: ampere, 90: hopper, 120: blackwell}
+
+
+FIGURES: Mapping[str, Mapping[int, float]] = {
+    "W4 1-8 rows": _on(1.88, 1.97, 1.83),
+    "W4 1-8 rows, bf16": _on(2.5, 2.5, 2.5),
+    "W4 16 rows": _on(2.2, 2.4, 2.1),
+    "W4 32 rows": _on(2.6, 2.6, 2.6),
+    "EXL2 2 bit, g128": _on(1.7, 1.8, 1.8),
+    "EXL2 3 bit, g128": _on(2.9, 2.9, 2.9),
+    "EXL2 4 bit, g128": _on(1.8, 1.8, 1.9),
+    "EXL2 5 bit, g128": _on(2.9, 3.0, 3.0),
+    "EXL2 6 bit, g128": _on(2.9, 3.0, 3.0),
+    "EXL2 8 bit, g128": _on(2.2, 2.2, 2.2),
+}
+"""What the design counted in the main loop of its sketches (KERNELS.md, section 3), per weight. It
+has no figures for sm_80 and sm_89: there its highest of the others counts."""
 
 
 def w4(name: str, budget: float, **changes: Any) -> Variant:
@@ -167,7 +195,7 @@ FULL = (
     w4("1-8 rows, no prefetch", 2.0, PREFETCH=False),
     w4("1-8 rows, no zeros", 2.1, HAS_ZEROS=False),
     w4("16 rows", 2.5, BM=16),
-    w4("32 rows", 3.8, BM=32, BN=16),
+    w4("32 rows", 2.9, BM=32, PREFETCH=False),
     w4(
         "K 576, g64",
         2.6,
@@ -181,6 +209,7 @@ FULL = (
         PREFETCH=False,
     ),
     exl2("2 bit, g128", 1.9, ((2, 128),)),
+    exl2("3 bit, g128", 3.2, ((3, 128),)),
     exl2("4 bit, g128", 2.1, ((4, 128),)),
     exl2("5 bit, g128", 3.2, ((5, 128),)),
     exl2("8 bit, g128", 2.4, ((8, 128),)),

@@ -12,7 +12,8 @@ import torch
 import transformers
 
 from ingle.config import EngineConfig
-from ingle.engine.decode_compiler import DecodeCompiler, end_group
+from ingle.engine.background_compiler import BackgroundCompiler, end_group
+from ingle.engine.decode_compiler import DecodeCompiler
 from ingle.engine.engine import build_engine_core
 from ingle.engine.engine_core import EngineCore
 from ingle.engine.model_runner import ModelRunner
@@ -276,7 +277,7 @@ def test_packages_are_built_once_and_give_the_same_logits(
     wanted = step(runner, token_ids, 0)
     compiler = DecodeCompiler(runner, model, shapes, tmp_path)
     assert not compiler.use_packages()
-    compiler.compile_now()
+    BackgroundCompiler((compiler,)).compile_now()
     assert compiler.is_compiled
     for blocks in (SCATTERED, IN_ORDER):
         found = [step(runner, token_ids[: at + 1], at, blocks) for at in range(len(token_ids))]

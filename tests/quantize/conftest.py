@@ -70,3 +70,43 @@ def tiny_qwen(
     model.save_pretrained(folder)
     byte_tokenizer(folder, 100)
     return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(
+    tmp_path_factory: pytest.TempPathFactory, byte_tokenizer: Callable[[Path, int], None]
+) -> Path:
+    """A bfloat16 Llama of two layers with grouped queries and a head of its own."""
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=100,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        tie_word_embeddings=False,
+        initializer_range=0.1,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    folder = tmp_path_factory.mktemp("llama") / "model"
+    model = transformers.LlamaForCausalLM(config).to(torch.bfloat16)
+    model.save_pretrained(folder)
+    byte_tokenizer(folder, 100)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def installed_formats(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for PYTHONPATH in which every format, a stranger's too, counts as installed."""
+    folder = tmp_path_factory.mktemp("installed")
+    for name in ("awq", "gptq", "exl2", "nf4"):
+        module = "ingle_quant_nf4" if name == "nf4" else f"ingle_quant_{name}.plugin"
+        info = folder / f"ingle_quant_{name}-1.0.dist-info"
+        info.mkdir()
+        header = f"Metadata-Version: 2.1\nName: ingle-quant-{name}\nVersion: 1.0\n"
+        (info / "METADATA").write_text(header)
+        (info / "entry_points.txt").write_text(f"[ingle.plugins]\n{name} = {module}\n")
+    return folder

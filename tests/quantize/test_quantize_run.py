@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors import SafetensorError
 
 from ingle.checkpoint.safetensors import open_checkpoint
-from ingle.errors import ConfigError
+from ingle.errors import CapacityError, ConfigError
 from ingle.plugin import DeviceInfo, LinearSpec
-from ingle.quantize import command
+from ingle.quantize import command, tensor_file
 from ingle.quantize.command import make_quant
 from ingle.quantize.config import CalibrationConfig, QuantizeConfig
 from ingle.quantize.run import QuantizeRun
@@ -279,3 +280,27 @@ def test_a_text_that_is_too_short_is_refused_by_its_rows(tmp_path: Path) -> None
     (tmp_path / "short.txt").write_text("short " * 10)
     with pytest.raises(ConfigError, match="different rows of 32 tokens; 8 are wanted"):
         make(model, tmp_path / "quant", str(tmp_path / "short.txt"), GptqOptions(group_size=32))
+
+
+def test_a_full_disk_is_said_and_the_run_goes_on_to_the_same_bytes(
+    tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model(tmp_path / "model", "llama")
+    options = GptqOptions(group_size=32)
+    undisturbed = make(model, tmp_path / "undisturbed", text, options)
+    save = tensor_file.save_file
+
+    def full(tensors: Any, path: Path, **more: Any) -> None:
+        if "00002" in path.name:
+            path.write_bytes(b"half")
+            raise SafetensorError("I/O error: No space left on device (os error 28)")
+        save(tensors, path, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tensor_file, "save_file", full)
+        with pytest.raises(CapacityError, match=r"is full\. Make room and repeat the command"):
+            make(model, tmp_path / "full", text, options)
+    assert not list((tmp_path / "full").glob(".*.part"))
+    resumed = make(model, tmp_path / "full", text, options)
+    for file in sorted(p.name for p in undisturbed.iterdir()):
+        assert (undisturbed / file).read_bytes() == (resumed / file).read_bytes(), file

@@ -11,12 +11,13 @@ import torch
 
 from ingle.errors import RequestError
 from ingle.request import SamplingParams, check_token_ids
+from ingle.sampler_order import SAMPLER_ORDER
 from ingle.sampling.bans import AllowedTokens, BadWords
 from ingle.sampling.pipeline import stages_for
 from ingle.sampling.repetition import Dry, NoRepeatNgram
 from ingle.sampling.reshaping import DynamicTemperature, ExcludeTopChoices, Quadratic, Skew
 from ingle.sampling.sampler import Sampler, SamplingRow
-from ingle.sampling.stages import History, Stage, Temperature, TopP
+from ingle.sampling.stages import History, RepetitionPenalty, Stage, Temperature, TopP
 from ingle.sampling.truncation import (
     EpsilonCutoff,
     EtaCutoff,
@@ -334,6 +335,50 @@ def test_stages_come_in_aphrodites_order() -> None:
 def test_temperature_last_moves_the_temperature() -> None:
     stages = stages_for(SamplingParams(temperature=2, top_p=0.5, temperature_last=True), [])
     assert stages == (TopP(0.5), Temperature(2))
+
+
+def test_the_order_asked_for_is_the_order_built() -> None:
+    asked = ["xtc", "min_p", 5, "TOP_P_TOP_K", "dry"]
+    built = names(SamplingParams(**ALL, top_p=0.9, top_k=5, min_p=0.1, sampler_priority=asked))
+    bars = ["AllowedTokens", "BadWords"]
+    first = ["ExcludeTopChoices", "MinP", "DynamicTemperature", "TopK", "TopP", "Dry"]
+    assert built[:8] == [*bars, *first]
+    rest = ["NoRepeatNgram", "TopNSigma", "TopA", "TailFree", "EtaCutoff", "EpsilonCutoff"]
+    assert built[8:] == [*rest, "Typical", "Quadratic", "Skew"]
+
+
+def test_another_order_gives_other_logits() -> None:
+    """Top-p at temperature 2 keeps more than top-p before it: by the formula."""
+    logits = random_logits(0)
+    for asked, scaled in (
+        (["temperature", "top_p"], logits / 2),
+        (["top_p", "temperature"], logits),
+    ):
+        p = probabilities(scaled)
+        order = np.argsort(-p)
+        count = 1 + int((np.cumsum(p[order]) < 0.8).sum())
+        params = SamplingParams(temperature=2, top_p=0.8, sampler_priority=asked)
+        out = torch.tensor(logits)
+        for stage in stages_for(params, []):
+            out = stage(out, EMPTY)
+        assert where(np.isfinite(out.numpy())) == set(order[:count].tolist())
+
+
+def test_an_order_names_what_there_is() -> None:
+    every = [7, 6, 8, 5, 9, 0, 1, 2, 3, 10, 11, 4, 12, 13]
+    order = SamplingParams(sampler_priority=every).sampler_priority
+    assert order == SAMPLER_ORDER[:-1]
+    for wrong in (["hot"], [14], [5, 5], [True]):
+        with pytest.raises(RequestError, match="sampler_priority"):
+            SamplingParams(sampler_priority=wrong)
+
+
+@pytest.mark.parametrize("reach", [0, 2, 4, 99])
+def test_the_repetition_penalty_looks_back_so_far(reach: int) -> None:
+    history = History(prompt_token_ids=(1, 2, 3), output_token_ids=(4, 5))
+    seen = [1, 2, 3, 4, 5][-reach or None :]
+    out = RepetitionPenalty(2.0, reach)(torch.ones(8), history).tolist()
+    assert [i for i, value in enumerate(out) if value == 0.5] == seen
 
 
 def test_mirostat_replaces_the_truncations() -> None:

@@ -20,7 +20,13 @@ from ingle_server.engine_client import ChatPrompt, ModelInfo
 EOS = 256
 VOCAB_SIZE = 300
 CONTEXT = 1024
-TIMES = RequestTimes(queue_seconds=0.5, prefill_seconds=0.25, decode_seconds=2.0)
+TIMES = RequestTimes(
+    queue_seconds=0.5,
+    prefill_seconds=0.25,
+    decode_seconds=2.0,
+    num_draft_tokens=7,
+    num_accepted_tokens=3,
+)
 ANSWER = "Zoë says: €5, good 😀 day."
 
 

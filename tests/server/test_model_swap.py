@@ -322,3 +322,30 @@ def test_calls_that_compute_nothing_do_not_wait_for_a_model() -> None:
         assert http.get("/v1/models").status_code == 200
         running.do(engine.release)
         assert [text(first.result(TIMEOUT)), text(second.result(TIMEOUT))] == ["I am a.", "I am b."]
+
+
+def test_ollamas_lists_are_right_with_several_models_and_after_an_unload() -> None:
+    shelf = Shelf("one", "two")
+    with serving(shelf, admin_key=("secret",), allow_inline_model_loading=True) as (_, http):
+
+        def names(path: str) -> list[str]:
+            answer = http.get(path)
+            assert answer.status_code == 200, answer.text
+            return [model["name"] for model in answer.json()["models"]]
+
+        def shown(name: str) -> Any:
+            answer = http.post("/api/show", json={"model": name})
+            assert answer.status_code == 200, answer.text
+            return answer.json()["model_info"]
+
+        assert (names("/api/tags"), names("/api/ps")) == (["one", "two"], ["one"])
+        assert shown("one:latest")["ingle.context_length"] == 1024
+        assert "ingle.context_length" not in shown("two")
+        answer = http.post("/api/generate", json={"model": "two:latest", "prompt": "x"})
+        assert json.loads(answer.text.splitlines()[-1])["done"]
+        assert (names("/api/tags"), names("/api/ps")) == (["one", "two"], ["two"])
+        assert http.post("/v1/model/unload", headers=ADMIN).status_code == 200
+        assert (names("/api/tags"), names("/api/ps")) == (["one", "two"], [])
+        assert shown("two")["ingle.context_length"] == 1024
+        assert http.post("/api/show", json={"model": "three"}).status_code == 404
+        assert shelf.loads == ["one", "two"]

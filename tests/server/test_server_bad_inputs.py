@@ -93,7 +93,8 @@ BAD_COMPLETIONS: list[tuple[str, list[Any]]] = [
     ("min_tokens", [17, -1]),
     ("stop_token_ids", [[VOCAB_SIZE], [-1], 5]),
     ("allowed_token_ids", [[VOCAB_SIZE], [], [-1], 5]),
-    ("best_of", [-1, 21, 2]),
+    ("best_of", [-1, 21, 1.5]),
+    ("response_format", ["json", {"type": "sound"}, {"type": "json_schema"}]),
     ("suffix", ["x"]),
     ("cache_salt", ["", "x" * 129, 5]),
     ("truncate_prompt_tokens", [0, -2, CONTEXT + 1]),
@@ -183,6 +184,11 @@ def test_a_refusal_shows_field_and_value(http: httpx.Client) -> None:
 def test_long_values_are_cut_in_messages(http: httpx.Client) -> None:
     response = http.post(COMPLETIONS, content=completion(temperature="x" * 100_000), headers=JSON)
     assert len(check_error(response, 400, "temperature")["message"]) < 200
+
+
+@pytest.mark.parametrize("fields", [{"best_of": 2, "n": 3}, {"best_of": 2, "stream": True}])
+def test_best_of_below_n_or_streamed_is_refused(http: httpx.Client, fields: dict[str, Any]) -> None:
+    check_error(http.post(COMPLETIONS, content=completion(**fields), headers=JSON), 400, "best_of")
 
 
 def test_a_missing_prompt_is_refused(http: httpx.Client) -> None:

@@ -75,6 +75,35 @@ def test_no_chat_request_makes_a_5xx(
 
 
 @common
+@given(
+    fields=fields_of(CompletionRequest),
+    options=st.dictionaries(
+        st.sampled_from(["include_usage", "continuous_usage_stats", "x"]), VALUES, max_size=2
+    ),
+    prompt=st.text(max_size=20) | VALUES,
+)
+def test_every_stream_is_whole_whatever_was_asked(
+    http: httpx.Client, fields: dict[str, Any], options: dict[str, Any], prompt: Any
+) -> None:
+    """Refused with a status, or a stream of events that ends as streams do."""
+    body = {"model": "fake/model", "prompt": prompt, **fields, "stream": True}
+    if options:
+        body["stream_options"] = options
+    data = json.dumps(body).encode()
+    response = http.post("/v1/completions", content=data)
+    if response.status_code == 400:
+        assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+        return
+    assert response.status_code == 200
+    *events, done, rest = response.text.split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    for event in events:
+        assert event.startswith((": ", "data: {"))
+        if event.startswith("data: "):
+            json.loads(event.removeprefix("data: "))
+
+
+@common
 @given(data=st.binary(max_size=60))
 def test_no_bytes_make_a_5xx(http: httpx.Client, data: bytes) -> None:
     for body in (data, b'{"model":"fake/model","prompt":"' + data + b'"}'):

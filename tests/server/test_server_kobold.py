@@ -113,6 +113,30 @@ def test_more_tokens_than_there_is_room_for_are_cut(http: httpx.Client, shared: 
 
 
 @pytest.mark.parametrize(
+    "field",
+    [
+        {"banned_tokens": ["shiver", ""]},
+        {"banned_strings": ["shiver"]},
+        {"banned_tokens": ["shiver"], "banned_strings": ["other"]},
+    ],
+)
+def test_texts_are_banned_under_both_names(
+    http: httpx.Client, shared: Running, field: dict[str, Any]
+) -> None:
+    assert http.post("/api/v1/generate", json={**SILLY_TAVERN, **field}).status_code == 200
+    assert shared.engine.seen[-1].params.banned_strings == ("shiver",)
+
+
+def test_order_reach_and_banned_ids_count(http: httpx.Client, shared: Running) -> None:
+    body = {**SILLY_TAVERN, "custom_token_bans": "65, 66"}
+    assert http.post("/api/v1/generate", json=body).status_code == 200
+    params = shared.engine.seen[-1].params
+    assert params.bad_words_token_ids == ((65,), (66,))
+    assert params.repetition_penalty_range == 1024
+    assert params.sampler_priority[-2:] == ("temperature", "quadratic")
+
+
+@pytest.mark.parametrize(
     ("path", "answer"),
     [
         ("/api/v1/config/max_context_length", {"value": CONTEXT}),
@@ -147,6 +171,9 @@ def test_extras_are_told(http: httpx.Client) -> None:
         ({"n": 0}, "n"),
         ({"stop_sequence": ["a"] * 65}, "stop_sequence"),
         ({"grammar": "root ::= ("}, "grammar"),
+        ({"sampler_order": [9]}, "sampler_order"),
+        ({"banned_tokens": [5]}, "banned_tokens"),
+        ({"custom_token_bans": "x"}, "custom_token_bans"),
     ],
 )
 def test_mistakes_are_told_in_kobolds_shape(

@@ -16,6 +16,7 @@ from server_under_test import TIMEOUT, Running, running_server
 
 from ingle import CapacityError, RequestError
 from ingle_server import lifecycle
+from ingle_server.flight import MAX_PIECES
 
 CHAT = {"model": "fake/model", "messages": [{"role": "user", "content": "hi"}]}
 PATH = "/v1/chat/completions"
@@ -128,9 +129,26 @@ def test_a_slow_reader_blocks_nobody_else() -> None:
         sock.sendall(raw_post({**CHAT, "stream": True, "n": 32, "ignore_eos": True}))
         eventually(lambda: bool(engine.seen))
         assert client.post(PATH, json=CHAT).status_code == 200
-        eventually(lambda: not engine.active)
+        (flight,) = running.service._shared.flights
+        eventually(lambda: flight.num_pieces == MAX_PIECES)  # more is not fetched
+        assert client.post(PATH, json=CHAT).status_code == 200
+        assert flight.num_pieces == MAX_PIECES
         assert not engine.aborted
-        assert running.service.num_flights == 1
+    assert len(engine.aborted) == 1
+
+
+def test_a_reader_that_wakes_up_late_gets_everything() -> None:
+    with running_server(FakeEngine()) as running, running.client() as client:
+        body = {**CHAT, "stream": True, "ignore_eos": True, "max_tokens": 1000}
+        with client.stream("POST", PATH, json=body) as response:
+            eventually(lambda: running.service.num_flights == 1)
+            assert client.post(PATH, json=CHAT).status_code == 200
+            text = b"".join(response.iter_raw()).decode()
+        contents = [
+            json.loads(event)["choices"][0]["delta"].get("content", "")
+            for event in events(text)[:-1]
+        ]
+        assert "".join(contents) == "x" * 1000
 
 
 def test_a_storm_of_aborts_leaves_nothing_behind() -> None:

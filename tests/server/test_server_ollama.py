@@ -68,12 +68,19 @@ def test_options_reach_the_engine(client: ollama.Client, shared: Running) -> Non
         "stop": ["a", "b", "c", "d", "e"],
         "repeat_penalty": 1.2,
         "num_ctx": 4096,
+        "repeat_last_n": 64,
+        "min_p": 0.1,
+        "typical_p": 0.9,
+        "mirostat": 1,
+        "mirostat_tau": 5.0,
     }
     answer = client.chat(model=MODEL, messages=MESSAGES, options=options)
     assert answer.done_reason == "length"
     params = shared.engine.seen[-1].params
     assert (params.temperature, params.top_k, params.max_tokens, params.seed) == (0.5, 7, 5, 3)
     assert (params.repetition_penalty, len(params.stop)) == (1.2, 5)
+    assert (params.repetition_penalty_range, params.min_p, params.typical_p) == (64, 0.1, 0.9)
+    assert (params.mirostat_mode, params.mirostat_tau) == (2, 5.0)
     client.chat(model=MODEL, messages=MESSAGES, options={"num_predict": 10**6})
     assert shared.engine.seen[-1].params.max_tokens == 1024 - len(b"user: hi\n")
 
@@ -82,6 +89,22 @@ def test_options_reach_the_engine(client: ollama.Client, shared: Running) -> Non
 def test_a_format_is_a_grammar(client: ollama.Client, shared: Running, form: Any) -> None:
     client.chat(model=MODEL, messages=MESSAGES, format=form)
     assert shared.engine.seen[-1].params.structured is not None
+
+
+def test_thoughts_come_apart_and_can_be_turned_off() -> None:
+    with running_server(reasoning_parser="think") as running:
+        running.engine.answer = "<think>Hm, yes.</think>Hello."
+        client = ollama.Client(host=running.url)
+        answer = client.chat(model=MODEL, messages=MESSAGES, think=True)
+        assert (answer.message.thinking, answer.message.content) == ("Hm, yes.", "Hello.")
+        assert running.engine.chats[-1].template_kwargs == {"enable_thinking": True}
+        parts = list(client.chat(model=MODEL, messages=MESSAGES, think=True, stream=True))
+        assert "".join(part.message.thinking or "" for part in parts) == "Hm, yes."
+        assert "".join(part.message.content or "" for part in parts) == "Hello."
+        client.chat(model=MODEL, messages=MESSAGES, think=False)
+        assert running.engine.chats[-1].template_kwargs == {"enable_thinking": False}
+        generated = client.generate(model=MODEL, prompt="hi", think=True)
+        assert (generated.thinking, generated.response) == ("Hm, yes.", "Hello.")
 
 
 def test_calls_come_whole() -> None:

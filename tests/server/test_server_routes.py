@@ -59,6 +59,8 @@ def test_messages_reach_the_template_in_its_own_terms(http: httpx.Client, shared
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "content": "42", "tool_call_id": "c1"},
         {"role": "assistant", "refusal": "no", "content": None},
+        {"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}, "content": None},
+        {"role": "function", "name": "f", "content": "42"},
     ]
     assert ask(http, messages=messages).status_code == 200
     assert shared.engine.chats[-1].messages == [
@@ -67,6 +69,14 @@ def test_messages_reach_the_template_in_its_own_terms(http: httpx.Client, shared
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "content": "42", "tool_call_id": "c1"},
         {"role": "assistant", "content": "no"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [
+                {"id": None, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+            ],
+        },
+        {"role": "tool", "content": "42", "name": "f"},
     ]
 
 
@@ -99,6 +109,25 @@ def test_the_last_message_can_be_continued(http: httpx.Client, shared: Running) 
     chat = shared.engine.chats[-1]
     assert (chat.continue_final_message, chat.add_generation_prompt) == (True, False)
     assert chat.template_kwargs == {"enable_thinking": False}
+
+
+def test_a_null_prompt_is_the_start_of_a_document() -> None:
+    with running_server(FakeEngine(start_token_id=7)) as running, running.client() as client:
+        body = {"model": "fake/model", "prompt": None, "echo": True}
+        answer = client.post("/v1/completions", json=body)
+        assert answer.json()["usage"]["prompt_tokens"] == 1
+        assert running.engine.seen[-1].prompt_token_ids == [7]
+
+
+def test_the_likeliest_of_several_completions_are_given(
+    http: httpx.Client, shared: Running
+) -> None:
+    body = {"model": "fake/model", "prompt": ["a", "b"], "n": 2, "best_of": 3, "max_tokens": 4}
+    answer = http.post("/v1/completions", json=body).json()
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+    assert all(choice["logprobs"] is None for choice in answer["choices"])
+    assert answer["usage"]["completion_tokens"] == 2 * 3 * 4
+    assert shared.engine.seen[-1].params.n == 3
 
 
 def test_a_huge_top_k_keeps_every_token(http: httpx.Client, shared: Running) -> None:

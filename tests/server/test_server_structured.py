@@ -36,6 +36,17 @@ MESSAGES = [{"role": "user", "content": "hi"}]
         ({"guided_regex": "a+"}, GrammarSpec("regex", "a+")),
         ({"guided_choice": ["a"]}, GrammarSpec("choice", '["a"]')),
         ({"guided_grammar": 'start: "a"'}, GrammarSpec("grammar", 'start: "a"')),
+        ({"response_format": {"type": "json_object"}}, GrammarSpec("json", '{"type":"object"}')),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "a", "schema": SCHEMA},
+                }
+            },
+            SPEC,
+        ),
+        ({"response_format": {"type": "text"}}, None),
         ({}, None),
     ],
 )

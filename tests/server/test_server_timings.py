@@ -23,6 +23,8 @@ KEYS = {
     "predicted_per_token_ms",
     "predicted_per_second",
     "queue_ms",
+    "draft_n",
+    "draft_n_accepted",
 }
 
 
@@ -43,6 +45,7 @@ def test_timings_come_when_asked_for(
     assert timings["prompt_n"] + timings["cache_n"] == usage["prompt_tokens"]
     assert timings["predicted_n"] == usage["completion_tokens"]
     assert (timings["queue_ms"], timings["prompt_ms"], timings["predicted_ms"]) == (500, 250, 2000)
+    assert (timings["draft_n"], timings["draft_n_accepted"]) == (7, 3)
     rate = (usage["completion_tokens"] - 1) / 2.0
     assert timings["predicted_per_second"] == pytest.approx(rate, abs=0.001)
 
@@ -83,6 +86,12 @@ def test_metrics_show_every_stage_of_a_request(http: httpx.Client) -> None:
     ):
         assert f'ingle_{name}_bucket{{le="+Inf"}}' in text
         assert f"ingle_{name}_count" in text
+
+
+def test_metrics_count_what_was_guessed(http: httpx.Client) -> None:
+    text = http.get("/metrics").text
+    for name in ("drafts", "draft_tokens", "accepted_tokens"):
+        assert f"\ningle_spec_decode_num_{name}_total " in text
 
 
 def test_the_dashboard_asks_only_for_metrics_that_exist(http: httpx.Client) -> None:

@@ -159,7 +159,8 @@ def test_templates_without_tools_get_them_explained() -> None:
     with running_server(FakeEngine(chat_template="{{ messages }}")) as running:
         body = {"model": "fake/model", "messages": MESSAGES, "tools": TOOLS}
         with running.client() as http:
-            assert http.post("/v1/chat/completions", json=body).status_code == 200
+            used = http.post("/v1/chat/completions", json=body).json()["usage"]["prompt_tokens"]
+            assert http.post("/tokenize", json=body).json()["count"] == used
         first = running.engine.chats[-1].messages[0]
         assert first["role"] == "system"
         assert "weather" in first["content"]

@@ -69,7 +69,8 @@ class EngineConfig:
         single_user_mode: One sequence at a time, tuned for latency.
         speculative_model: What guesses next tokens, several of which one step then checks:
             ``[ngram]`` is prompt lookup (what followed the same tokens before), ``none`` nothing,
-            ``auto`` prompt lookup in single-user mode. Answers stay the same.
+            ``auto`` prompt lookup in single-user mode, and anything else a smaller model with the
+            same vocabulary, as a folder or hub id. Answers stay the same.
         num_speculative_tokens: Tokens guessed at most in a step.
         ngram_prompt_lookup_max: Tokens that prompt lookup compares at most.
         ngram_prompt_lookup_min: Tokens at least that must have stood there before.
@@ -130,10 +131,11 @@ class EngineConfig:
         self._check_speculation()
 
     def _check_speculation(self) -> None:
-        if self.speculative_model not in ("auto", "none", NGRAM):
+        name = self.speculative_model
+        if name != NGRAM and (not name or name.startswith("[")):
             raise ConfigError(
-                f"--speculative-model must be {NGRAM}, auto or none, got "
-                f"{self.speculative_model!r}. Ingle has no draft models yet."
+                f"--speculative-model must be {NGRAM}, auto, none, a model folder or a hub id, "
+                f"got {name!r}."
             )
         for name in ("num_speculative_tokens", "ngram_prompt_lookup_min"):
             _require_positive(name, getattr(self, name))
@@ -145,11 +147,16 @@ class EngineConfig:
 
     @property
     def drafts_from(self) -> str | None:
-        """What guesses next tokens: ``[ngram]`` or None."""
+        """What guesses next tokens: ``[ngram]``, a model, or None."""
         name = self.speculative_model
-        if name == NGRAM or (name == "auto" and self.single_user_mode):
-            return NGRAM
-        return None
+        if name == "auto":
+            return NGRAM if self.single_user_mode else None
+        return None if name == "none" else name
+
+    @property
+    def draft_model(self) -> str | None:
+        """The smaller model that guesses next tokens, if one does."""
+        return None if self.drafts_from in (None, NGRAM) else self.drafts_from
 
     @property
     def max_running(self) -> int:

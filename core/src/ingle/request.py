@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, Final, Literal
+from typing import Literal
 
-from ingle.errors import RequestError
+from ingle.sampling_checks import check_sampling, refuse
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 Pooling = Literal["mean", "last"]
@@ -16,31 +15,6 @@ Pooling = Literal["mean", "last"]
 
 MIN_TEMPERATURE = 1e-5
 """Temperatures below this are greedy: dividing logits by less overflows float32."""
-MAX_N = 128
-MAX_LOGPROBS = 20
-MAX_STOP_STRINGS = 16
-MAX_LOOKBACK = 1024
-_RANGES: Final = (
-    ("top_a", 0.0, 1.0),
-    ("tfs", 0.0, 1.0),
-    ("typical_p", 0.0, 1.0),
-    ("eta_cutoff", 0.0, 10_000.0),
-    ("epsilon_cutoff", 0.0, 10_000.0),
-    ("nsigma", 0.0, None),
-    ("smoothing_factor", 0.0, 100.0),
-    ("smoothing_curve", 1.0, 3.0),
-    ("xtc_threshold", 0.0, 1.0),
-    ("xtc_probability", 0.0, 1.0),
-    ("skew", -10.0, 10.0),
-    ("dynatemp_min", 0.0, 10.0),
-    ("dynatemp_max", 0.0, 10.0),
-    ("dynatemp_exponent", 0.01, 100.0),
-    ("mirostat_tau", 0.0, 100.0),
-    ("mirostat_eta", 0.0, 100.0),
-    ("dry_multiplier", 0.0, 100.0),
-    ("dry_base", 1.0, 10.0),
-)
-"""(name, lowest, highest) of the options that are numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +75,12 @@ class SamplingParams:
         dry_*: DRY repetition penalty; multiplier 0 is off, breakers are token ids.
         bad_words_token_ids: Token sequences that never appear in the output.
         allowed_token_ids: The only tokens that may be drawn.
+        sampler_priority: Samplers in the order in which they work, by the names of
+            ``ingle.sampler_order``, Aphrodite's names or its numbers; those left out come behind,
+            in their usual order. Empty keeps that.
+        repetition_penalty_range: Tokens the repetition penalty looks back at; 0 looks at all.
+        banned_strings: Texts that never appear in the output, whatever their case: the sequence
+            goes back to the token in which one began, and on with another one.
     """
 
     n: int = 1
@@ -154,108 +134,17 @@ class SamplingParams:
     dry_early_exit_match_len: int = 8
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
+    banned_strings: tuple[str, ...] = ()
+    sampler_priority: tuple[str | int, ...] = ()
+    repetition_penalty_range: int = 0
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        object.__setattr__(self, "stop", tuple(self.stop))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        _freeze_ids(self)
-        _check_integers(self)
-        _check_floats(self)
-        _check_stop(self)
+        check_sampling(self)
 
     @property
     def greedy(self) -> bool:
         """Whether the likeliest token is always taken."""
         return self.temperature < MIN_TEMPERATURE
-
-
-def _refuse(param: str, value: Any, wanted: str) -> RequestError:
-    shown = repr(value)
-    shown = shown if len(shown) <= 80 else shown[:77] + "..."
-    return RequestError(f"{param} must be {wanted}, got {shown}.", param=param)
-
-
-def _freeze_ids(params: SamplingParams) -> None:
-    """Lists of ids as tuples."""
-    breakers, words = params.dry_sequence_breaker_ids, params.bad_words_token_ids
-    object.__setattr__(params, "dry_sequence_breaker_ids", tuple(breakers))
-    object.__setattr__(params, "bad_words_token_ids", tuple(tuple(word) for word in words))
-    if not all(params.bad_words_token_ids):
-        raise _refuse("bad_words", (), "non-empty words")
-    if params.allowed_token_ids is not None:
-        object.__setattr__(params, "allowed_token_ids", tuple(params.allowed_token_ids))
-        if not params.allowed_token_ids:
-            raise _refuse("allowed_token_ids", (), "at least one token id")
-
-
-def _check_integer(params: SamplingParams, name: str, low: int, high: int | None) -> None:
-    value = getattr(params, name)
-    if value is None:
-        return
-    wanted = f"an integer of at least {low}" if high is None else f"an integer from {low} to {high}"
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise _refuse(name, value, wanted)
-    if value < low or (high is not None and value > high):
-        raise _refuse(name, value, wanted)
-
-
-def _check_integers(params: SamplingParams) -> None:
-    _check_integer(params, "n", 1, MAX_N)
-    _check_integer(params, "top_k", -1, None)
-    _check_integer(params, "seed", -(2**63), 2**63 - 1)
-    _check_integer(params, "max_tokens", 0, None)
-    _check_integer(params, "min_tokens", 0, None)
-    _check_integer(params, "logprobs", 0, MAX_LOGPROBS)
-    _check_integer(params, "prompt_logprobs", 0, MAX_LOGPROBS)
-    _check_integer(params, "no_repeat_ngram_size", 0, MAX_LOOKBACK)
-    _check_integer(params, "dry_allowed_length", 1, MAX_LOOKBACK)
-    _check_integer(params, "dry_range", 0, None)
-    _check_integer(params, "dry_max_ngram", 1, MAX_LOOKBACK)
-    _check_integer(params, "dry_max_occurrences", 1, MAX_LOOKBACK)
-    _check_integer(params, "dry_early_exit_match_len", 1, MAX_LOOKBACK)
-    if params.mirostat_mode not in (0, 2) or isinstance(params.mirostat_mode, bool):
-        raise _refuse("mirostat_mode", params.mirostat_mode, "0 or 2")
-    if params.max_tokens is not None and params.min_tokens > params.max_tokens:
-        raise _refuse("min_tokens", params.min_tokens, f"at most max_tokens ({params.max_tokens})")
-
-
-def _check_float(params: SamplingParams, name: str, low: float, high: float | None) -> None:
-    value = getattr(params, name)
-    wanted = f"a number of at least {low}" if high is None else f"a number from {low} to {high}"
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise _refuse(name, value, wanted)
-    if value < low or (high is not None and value > high):
-        raise _refuse(name, value, wanted)
-
-
-def _check_floats(params: SamplingParams) -> None:
-    _check_float(params, "temperature", 0.0, 2.0)
-    _check_float(params, "top_p", 0.0, 1.0)
-    _check_float(params, "min_p", 0.0, 1.0)
-    _check_float(params, "presence_penalty", -2.0, 2.0)
-    _check_float(params, "frequency_penalty", -2.0, 2.0)
-    _check_float(params, "repetition_penalty", 0.0, None)
-    if params.repetition_penalty == 0:
-        raise _refuse("repetition_penalty", params.repetition_penalty, "greater than 0")
-    for name, low, high in _RANGES:
-        _check_float(params, name, low, high)
-    if params.tfs == 0:
-        raise _refuse("tfs", params.tfs, "greater than 0")
-    if params.dynatemp_min > params.dynatemp_max:
-        raise _refuse("dynatemp_min", params.dynatemp_min, "at most dynatemp_max")
-    for token_id, bias in params.logit_bias.items():
-        if not math.isfinite(bias) or not -100 <= bias <= 100:
-            raise _refuse("logit_bias", {token_id: bias}, "from -100 to 100 for every token")
-
-
-def _check_stop(params: SamplingParams) -> None:
-    if len(params.stop) > MAX_STOP_STRINGS:
-        raise _refuse("stop", len(params.stop), f"at most {MAX_STOP_STRINGS} strings")
-    for text in params.stop:
-        if not isinstance(text, str) or not text:
-            raise _refuse("stop", text, "a non-empty string")
 
 
 def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
@@ -273,7 +162,7 @@ def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
     for name, ids in fields.items():
         for token_id in ids:
             if not 0 <= token_id < vocab_size:
-                raise _refuse(name, token_id, f"a token id from 0 to {vocab_size - 1}")
+                raise refuse(name, token_id, f"a token id from 0 to {vocab_size - 1}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,17 +207,21 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestTimes:
-    """Where a finished request's time went, in seconds.
+    """Where a finished request's time went, in seconds, and what was guessed for it.
 
     Attributes:
         queue_seconds: From its arrival to the first step it was in.
         prefill_seconds: From there to its first token.
         decode_seconds: From its first token to its last.
+        num_draft_tokens: Tokens guessed for it and computed, over all its completions.
+        num_accepted_tokens: Of these, the ones that were right.
     """
 
     queue_seconds: float
     prefill_seconds: float
     decode_seconds: float
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 @dataclass(slots=True, kw_only=True)

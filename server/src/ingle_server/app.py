@@ -56,6 +56,12 @@ from ingle_server.routes.responses import (
     list_input_items,
     retrieve_response,
 )
+from ingle_server.routes.tabby import (
+    current_model,
+    decode_tokens,
+    encode_tokens,
+    tabby_models,
+)
 from ingle_server.routes.tokens import detokenize, tokenize
 from ingle_server.service import Service
 from ingle_server.visit import provide_service
@@ -68,8 +74,11 @@ ROUTES = [
     create_embeddings,
     create_message,
     create_response,
+    current_model,
+    decode_tokens,
     delete_response,
     detokenize,
+    encode_tokens,
     health,
     kobold_abort,
     kobold_api_version,
@@ -101,6 +110,7 @@ ROUTES = [
     plugins,
     retrieve_model,
     retrieve_response,
+    tabby_models,
     tokenize,
     unload_model,
     version,

@@ -37,7 +37,7 @@ def check_features(request: ChatCompletionRequest) -> None:
     """
     check_tools(request.tools)
     _check_tool_choice(request.tool_choice, request.tools)
-    _check_response_format(request.response_format)
+    check_response_format(request.response_format)
     check_template(request.chat_template, request.chat_template_kwargs)
     if request.add_generation_prompt and request.continue_final_message:
         raise bad_request(
@@ -120,7 +120,8 @@ def _check_named(choice: dict[str, Any], tools: list[Tool]) -> None:
         )
 
 
-def _check_response_format(value: dict[str, Any] | None) -> None:
+def check_response_format(value: dict[str, Any] | None) -> None:
+    """Refuses forms of an answer that are not known, or lack what they need."""
     kind = None if value is None else value.get("type")
     if value is None or kind == "text":
         return

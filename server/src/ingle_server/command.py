@@ -25,7 +25,7 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
     """Serve a model to OpenAI clients."""
     # Imports wait until here, so that `ingle --help` stays quick.
     from ingle.cli.demo_model import or_demo_model
-    from ingle_server.listen import bind
+    from ingle_server.listen import bind, check_certificate
     from ingle_server.model_entry import find_models
 
     started = time.perf_counter()
@@ -34,6 +34,7 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
             f"WARNING: {server.host} is open to the network and anybody may use it: no --api-key "
             "is set. Give one, or listen on 127.0.0.1."
         )
+    check_certificate(server)
     raise_file_limit()
     with contextlib.closing(bind(server)) as sock:
         names_one = engine.model or server.more_models or server.model_dir

@@ -8,7 +8,7 @@ from msgspec import UNSET, UnsetType
 
 from ingle import CompletionOutput
 from ingle_server.flight import Arrival, Flight
-from ingle_server.logprobs import CompletionLogprobWriter, TokenNamer, prompt_logprobs
+from ingle_server.logprobs import CompletionLogprobWriter, TokenNamer, finite, prompt_logprobs
 from ingle_server.outputs import Collected, UsageCounter, finish_of
 from ingle_server.schemas.completion import (
     Completion,
@@ -50,25 +50,42 @@ class CompletionShape:
             usage=usage,
         )
 
-    def logprob_writer(self, choice: int) -> CompletionLogprobWriter | None:
-        """Of choice number ``choice``, when the client wants logprobs."""
+    def logprob_writer(self, prompt_index: int) -> CompletionLogprobWriter | None:
+        """Of one completion of a prompt, when the client wants logprobs."""
         if self.request.logprobs is None:
             return None
-        echo = self.echoes[choice // self.flight.params.n]
+        echo = self.echoes[prompt_index]
         return CompletionLogprobWriter(self.namer, self.request.logprobs, echo)
 
 
 def whole_completion(
     shape: CompletionShape, collected: list[Collected], usage: Usage
 ) -> Completion:
-    """The answer without streaming."""
-    choices = [_choice(shape, index, each) for index, each in enumerate(collected)]
+    """The answer without streaming; of more completions than asked for, the likeliest."""
+    n = shape.request.n or 1
+    made = shape.flight.params.n
+    groups = (collected[first : first + made] for first in range(0, len(collected), made))
+    best = [each for group in groups for each in _likeliest(group, n)]
+    choices = [_choice(shape, index, index // n, each) for index, each in enumerate(best)]
     return shape.completion(choices, usage)
 
 
-def _choice(shape: CompletionShape, index: int, collected: Collected) -> CompletionChoice:
-    prompt_index = index // shape.flight.params.n
-    writer = shape.logprob_writer(index)
+def _likeliest(group: list[Collected], n: int) -> list[Collected]:
+    """The ``n`` of one prompt's completions whose tokens are likeliest on average (``best_of``)."""
+    if len(group) == n:
+        return group
+
+    def mean_logprob(each: Collected) -> float:
+        total = sum(finite(entry.logprob) for entry in each.logprobs)
+        return total / max(len(each.logprobs), 1)
+
+    return sorted(group, key=mean_logprob, reverse=True)[:n]
+
+
+def _choice(
+    shape: CompletionShape, index: int, prompt_index: int, collected: Collected
+) -> CompletionChoice:
+    writer = shape.logprob_writer(prompt_index)
     choice = CompletionChoice(
         index=index,
         text=shape.echoes[prompt_index] + collected.text,
@@ -114,7 +131,8 @@ class CompletionFrames:
         options = shape.request.stream_options
         self._with_usage = bool(options and options.include_usage)
         self._always_usage = bool(options and options.continuous_usage_stats)
-        self._logprobs = [shape.logprob_writer(i) for i in range(shape.flight.num_choices)]
+        n = shape.flight.params.n
+        self._logprobs = [shape.logprob_writer(i // n) for i in range(shape.flight.num_choices)]
 
     def opening(self) -> bytes:
         """The echoed prompts; with logprobs they come when those are known."""

@@ -44,7 +44,8 @@ class AsyncEngineClient:
         if engine.tokenizer is None:
             raise CheckpointError("The model has no tokenizer; a server needs one.")
         self._engine = engine
-        self._tokenizer = engine.tokenizer
+        self._tokenizer = tokenizer = engine.tokenizer
+        start = tokenizer.token_to_id("<|endoftext|>")
         info = engine.info
         self._template = engine.chat_template
         self._info = ModelInfo(
@@ -58,6 +59,7 @@ class AsyncEngineClient:
             },
             has_chat_template=self._template.available,
             chat_template=self._template.source,
+            start_token_id=tokenizer.bos_token_id if start is None else start,
             memory_report=info.memory_report,
         )
 

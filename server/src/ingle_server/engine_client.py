@@ -23,6 +23,8 @@ class ModelInfo:
         generation_defaults: Sampling parameters from ``generation_config.json``.
         has_chat_template: Whether chats can be served.
         chat_template: Its source, which shows how the model writes calls; "" when not known.
+        start_token_id: What a text of no tokens goes on from, or None: ``<|endoftext|>`` where
+            there is one, else the token that texts begin with.
         memory_report: Memory predicted and measured, one line; empty when not known.
     """
 
@@ -33,6 +35,7 @@ class ModelInfo:
     generation_defaults: Mapping[str, int | float] = field(default_factory=dict)
     has_chat_template: bool = True
     chat_template: str = ""
+    start_token_id: int | None = None
     memory_report: str = ""
 
 

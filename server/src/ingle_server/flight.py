@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -11,7 +10,11 @@ from dataclasses import dataclass
 from typing import cast
 
 from ingle import CompletionOutput, RequestOutput, SamplingParams
+from ingle_server.bell import Bell
 from ingle_server.engine_client import EngineClient
+
+MAX_PIECES = 256
+"""Pieces of output that wait for a reader; a reader that keeps up never sees more than a few."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +36,9 @@ class Arrival:
 class Flight:
     """Runs the prompts through the engine, each pumped by its own task into one inbox.
 
-    The inbox is unbounded, but what it can hold is not: ``max_tokens`` small pieces per completion.
-    So a reader that is slow, or asleep, holds up neither the engine nor anybody else.
+    A reader that is slow, or asleep, holds up neither the engine nor anybody else: once the inbox
+    holds ``MAX_PIECES``, the pumps stop fetching, and the engine's side merges what is new into one
+    piece per prompt.
 
     ``close`` must be called however the request ends; until then blocks of the cache are held.
     """
@@ -44,10 +48,17 @@ class Flight:
         self.prompts = prompts
         self.params = params
         self._inbox: deque[Arrival] = deque()
-        self._news = asyncio.Event()
+        self._news = Bell()
+        self._room = asyncio.Event()
+        self._room.set()
         self._error: Exception | None = None
         self._num_left = len(prompts)
         self._pumps: list[asyncio.Task[None]] = []
+
+    @property
+    def num_pieces(self) -> int:
+        """Pieces that wait for the reader."""
+        return len(self._inbox)
 
     @property
     def num_choices(self) -> int:
@@ -74,7 +85,7 @@ class Flight:
         Raises:
             Exception: What the engine refused it with.
         """
-        await self._wait(seconds)
+        await self._news.wait(seconds)
         if self._error is not None and not self._inbox:
             raise self._error
 
@@ -85,46 +96,43 @@ class Flight:
             Exception: The first failure, of whichever prompt, ends them all.
         """
         while self._num_left or self._inbox or self._error:
-            silent = not await self._wait(ping_seconds)
-            self._news.clear()
+            silent = not await self._news.wait(ping_seconds)
+            self._news.silence()
             batch = list(self._inbox)
             self._inbox.clear()
+            self._room.set()
             if not batch and self._error is not None:
                 raise self._error
             if batch or silent:
                 yield batch
             if self._error is not None:
-                self._news.set()
+                self._news.ring()
 
     def fail(self, error: Exception) -> None:
         """Ends the request with ``error``, after what has come already."""
         self._error = self._error or error
-        self._news.set()
+        self._news.ring()
 
     def close(self) -> None:
         """Aborts whatever is still running. Safe to call twice."""
         for pump in self._pumps:
             pump.cancel()
-
-    async def _wait(self, seconds: float) -> bool:
-        """Whether there was news within ``seconds``."""
-        if not self._news.is_set():
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await self._news.wait()
-        return self._news.is_set()
+        self._news.close()
 
     async def _pump(self, engine: EngineClient, index: int) -> None:
         try:
             async with aclosing(self._outputs(engine, index)) as outputs:
                 async for output in outputs:
                     self._inbox.append(Arrival(prompt_index=index, output=output))
-                    self._news.set()
+                    self._news.ring()
+                    if len(self._inbox) >= MAX_PIECES:
+                        self._room.clear()
+                        await self._room.wait()
         except Exception as error:  # an HTTP border: the reader turns it into an answer
             self.fail(error)
         finally:
             self._num_left -= 1
-            self._news.set()
+            self._news.ring()
 
     def _outputs(self, engine: EngineClient, index: int) -> AsyncGenerator[RequestOutput]:
         prompt = self.prompts[index]

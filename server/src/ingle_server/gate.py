@@ -44,13 +44,14 @@ class Gate:
         if scope["type"] != ScopeType.HTTP:
             await self._app(scope, receive, send)
             return
+        self._take_off_prefix(scope)
         headers = dict(scope["headers"])
         send = _with_request_id(send, _request_id(headers))
         try:
             self._check(scope, headers)
         except ApiError as error:
             path = scope["path"].removeprefix(self._service.config.root_path)
-            await _answer(error, error_body(path, error), send)
+            await _answer(error, error_body(path, error), send, self._cors_headers(headers))
             return
         self._service.num_open_requests += 1
         visit = Visit(self._service)
@@ -61,12 +62,36 @@ class Gate:
             visit.close()
             self._service.num_open_requests -= 1
 
+    def _take_off_prefix(self, scope: HTTPScope) -> None:
+        """uvicorn puts ``--root-path`` before every path, for proxies that cut it off; from one
+        that does not it comes twice."""
+        prefix = self._service.config.root_path
+        path = scope["path"].removeprefix(prefix)
+        if prefix and (path == prefix or path.startswith(f"{prefix}/")):
+            scope["path"] = path
+            scope["raw_path"] = scope["raw_path"].removeprefix(prefix.encode())
+
+    def _cors_headers(self, headers: dict[bytes, bytes]) -> dict[str, str]:
+        """Lets pages of allowed origins read a refusal that comes before any route."""
+        origins = self._service.config.allowed_origins
+        origin = headers.get(b"origin", b"").decode("latin-1")
+        if not origin or not ("*" in origins or origin in origins):
+            return {}
+        return {"access-control-allow-origin": origin, "vary": "Origin"}
+
     def _check(self, scope: HTTPScope, headers: dict[bytes, bytes]) -> None:
         path = scope["path"].removeprefix(self._service.config.root_path)
         if len(list(scope["headers"])) > MAX_HEADERS:
             raise ApiError(431, f"More than {MAX_HEADERS} headers.")
         if len(path) > MAX_PATH:
             raise ApiError(414, f"The path is longer than {MAX_PATH} characters.")
+        if b"content-length" in headers and b"transfer-encoding" in headers:
+            # Of two lengths a proxy may believe the other one: that is how requests are smuggled.
+            raise ApiError(
+                400,
+                "Content-Length and Transfer-Encoding in one request; send one of them.",
+                headers={"connection": "close"},
+            )
         self._check_host(headers.get(b"host", b""))
         if not is_open(path) and not self._is_preflight(scope, headers):
             self._check_key(headers)
@@ -127,11 +152,12 @@ def _with_request_id(send: Send, request_id: bytes) -> Send:
     return send_with_id
 
 
-async def _answer(error: ApiError, body: bytes, send: Send) -> None:
+async def _answer(error: ApiError, body: bytes, send: Send, more: dict[str, str]) -> None:
     headers = {
         "content-type": "application/json",
         "content-length": str(len(body)),
         **error.headers,
+        **more,
     }
     await send(
         {

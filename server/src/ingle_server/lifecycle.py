@@ -14,7 +14,7 @@ from ingle_server.service import Service
 
 logger = logging.getLogger("ingle.server")
 
-HEALTH_SECONDS = 5.0
+HEALTH_SECONDS = 1.0
 """Between two looks at the engine thread; requests in flight hear of its death at once."""
 LAST_WORDS_SECONDS = 3.0
 """How long error events may take to reach clients."""

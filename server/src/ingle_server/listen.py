@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import socket
+import ssl
+from pathlib import Path
 
 from ingle import IngleError
 from ingle_server.config import ServerConfig
@@ -44,6 +46,32 @@ def _explain(config: ServerConfig, error: OSError) -> str:
     if error.errno == errno.EACCES:
         return f"--port: not allowed to listen on {where}. Ports from 1024 up need no rights."
     return f"--host: cannot listen on {where}: {error.strerror or error}."
+
+
+def check_certificate(config: ServerConfig) -> None:
+    """Reads certificate and key once, so that a wrong file is told before the model loads.
+
+    Raises:
+        ListenError: Naming the options.
+    """
+    if config.ssl_certfile is None or config.ssl_keyfile is None:
+        return
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    for option, file in (
+        ("--ssl-certfile", config.ssl_certfile),
+        ("--ssl-keyfile", config.ssl_keyfile),
+    ):
+        if not Path(file).is_file():
+            raise ListenError(f"{option}: {file} is no file.")
+    try:
+        # A key with a password would have the library ask for it on the terminal.
+        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, password=lambda: "")
+    except OSError as error:  # ssl.SSLError is one
+        reason = getattr(error, "reason", None) or error.strerror or "they cannot be read"
+        raise ListenError(
+            f"--ssl-certfile {config.ssl_certfile} and --ssl-keyfile {config.ssl_keyfile} do not "
+            f"serve: {reason}. Both must be PEM, belong together, and need no password."
+        ) from None
 
 
 def url_of(config: ServerConfig, sock: socket.socket) -> str:

@@ -44,9 +44,17 @@ def _message(message: ChatMessage, at: str) -> dict[str, Any]:
         result["name"] = message.name
     if message.tool_call_id is not None:
         result["tool_call_id"] = message.tool_call_id
-    if message.tool_calls:
-        result["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
+    calls = _calls(message)
+    if calls:
+        result["tool_calls"] = [_tool_call(call) for call in calls]
     return result
+
+
+def _calls(message: ChatMessage) -> list[ToolCall]:
+    """What the turn called, in whichever of the two forms."""
+    if message.tool_calls or message.function_call is None:
+        return message.tool_calls or []
+    return [ToolCall(function=message.function_call)]
 
 
 def _content(message: ChatMessage, at: str) -> str:
@@ -55,7 +63,7 @@ def _content(message: ChatMessage, at: str) -> str:
         return content
     if content is None:
         # Templates that join strings must see "" where the turn was only a call or a refusal.
-        if message.role == "assistant" and (message.tool_calls or message.refusal is not None):
+        if message.role == "assistant" and (_calls(message) or message.refusal is not None):
             return message.refusal or ""
         raise bad_request(f"{at}.content is required.", f"{at}.content")
     if not content:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path, PurePath
 
 from ingle import ConfigError, EngineConfig
 from ingle_server.config import ServerConfig
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class ModelEntry:
     """One model.
 
@@ -29,6 +30,14 @@ class ModelEntry:
     def name(self) -> str:
         """The name it is listed under first."""
         return self.names[0]
+
+    @cached_property
+    def num_bytes(self) -> int:
+        """Size of its folder's weight files; 0 for a hub id."""
+        folder = Path(self.config.model).expanduser()
+        if not folder.is_dir():
+            return 0
+        return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
     def accepts(self, name: str) -> bool:
         """Whether ``name`` means this model."""

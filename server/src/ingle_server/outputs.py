@@ -73,6 +73,8 @@ class UsageCounter:
             predicted_per_token_ms=_ratio(predicted_ms, num_timed),
             predicted_per_second=_ratio(1000 * num_timed, predicted_ms),
             queue_ms=1000 * max(times.queue_seconds for times in self._times),
+            draft_n=sum(times.num_draft_tokens for times in self._times),
+            draft_n_accepted=sum(times.num_accepted_tokens for times in self._times),
         )
 
 

@@ -14,20 +14,18 @@ from ingle_server.schemas.sampling import SamplingFields
 from ingle_server.service import Service
 from ingle_server.translate import too_long
 
-RawPrompt = str | list[int]
+RawPrompt = str | list[int] | None
+"""Text, ids, or null: the start of a document."""
 
 
 def split_prompts(prompt: str | list[str | int | list[int]] | None) -> list[RawPrompt]:
     """The four forms of ``prompt`` as a list of texts or token lists.
 
-    Null is the start of a document: the empty text, which only a model with a BOS token can go on
-    from.
-
     Raises:
         ApiError: 400 for empty and mixed lists.
     """
     if prompt is None or isinstance(prompt, str):
-        return [prompt or ""]
+        return [prompt]
     if not prompt:
         raise bad_request("prompt must not be an empty list.", "prompt")
     if all(isinstance(item, int) for item in prompt):
@@ -51,10 +49,11 @@ async def encode_prompts(
     for item in raw:
         if isinstance(item, str):
             check_text_length(len(item), info, "prompt")
-        else:
+        elif item is not None:
             check_ids(item, info, "prompt")
     num_chars = sum(len(item) for item in raw if isinstance(item, str))
-    add_special = True if fields.add_special_tokens is None else fields.add_special_tokens
+    wanted = (fields.add_special_tokens, fields.add_bos_token, True)
+    add_special = next(value for value in wanted if value is not None)
 
     def encode() -> list[Prompt]:
         return [_encode(service, item, add_special) for item in raw]
@@ -64,10 +63,19 @@ async def encode_prompts(
 
 
 def _encode(service: Service, item: RawPrompt, add_special_tokens: bool) -> Prompt:
+    if item is None:
+        return Prompt(token_ids=_document_start(service), text="")
     if isinstance(item, list):
         return Prompt(token_ids=item)
     token_ids = service.engine.encode(item, add_special_tokens=add_special_tokens)
     return Prompt(token_ids=token_ids, text=item)
+
+
+def _document_start(service: Service) -> list[int]:
+    """What the tokenizer puts before a text of its own accord, else the model's start token."""
+    start = service.engine.info.start_token_id
+    known = [] if start is None else [start]
+    return service.engine.encode("", add_special_tokens=True) or known
 
 
 async def render_chat(

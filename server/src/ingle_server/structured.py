@@ -17,6 +17,13 @@ COMPILE_SECONDS = 10.0
 """After which a grammar is refused; the compiler's own limits stop nearly all of them sooner."""
 MAX_CHOICES = 2000
 
+_SPELLINGS = (
+    *((name, f"guided_{name}") for name in ("json", "regex", "choice", "grammar")),
+    ("json", "json_schema"),
+    ("regex", "regex_pattern"),
+    ("grammar", "grammar_string"),
+)
+"""(what it is, its field): vLLM's older names, then TabbyAPI's."""
 ANY_OBJECT = GrammarSpec("json", '{"type":"object"}')
 
 
@@ -77,9 +84,11 @@ def _response_format(value: dict[str, Any] | None) -> list[Wanted]:
 
 def _guided(fields: SamplingFields) -> list[Wanted]:
     asked = []
-    for name in ("json", "regex", "choice", "grammar"):
-        param = f"guided_{name}"
-        value = StructuredOutputs(**{name: getattr(fields, param)})
+    for name, param in _SPELLINGS:
+        given = getattr(fields, param)
+        if given == "" and not param.startswith("guided"):
+            continue  # an empty line of a form
+        value = StructuredOutputs(**{name: given})
         asked += [Wanted(grammar=spec, param=param) for _, spec in _specs(value, param)]
     return asked
 

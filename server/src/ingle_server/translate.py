@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from ingle import GrammarSpec, SamplingParams
-from ingle.request import MAX_N, check_token_ids
+from ingle.request import check_token_ids
+from ingle.sampling_checks import MAX_N
 from ingle_server.engine_client import ModelInfo
-from ingle_server.errors import ApiError, bad_request, not_supported, shown
+from ingle_server.errors import ApiError, bad_request, shown
 from ingle_server.flight import Prompt
+from ingle_server.lacking import check_lacking
 from ingle_server.schemas.sampling import SamplingFields
+from ingle_server.spellings import spelled_values, stop_strings
 from ingle_server.words import Words
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -66,15 +69,6 @@ _COPIED = (
 )
 """Fields that ``SamplingParams`` knows under the same name and whose ranges it checks."""
 
-_ALIASES = (
-    ("typical", "typical_p"),
-    ("top_n_sigma", "nsigma"),
-    ("dynatemp_low", "dynatemp_min"),
-    ("dynatemp_high", "dynatemp_max"),
-    ("dry_penalty_last_n", "dry_range"),
-)
-"""(other engines' name, ours); ours wins when both are given."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -114,7 +108,7 @@ def check_fields(fields: SamplingFields, info: ModelInfo, limits: Limits = STRIC
     _check_stream_options(fields)
     _check_stop(fields, limits.max_stops)
     _check_cache_salt(fields.cache_salt)
-    _check_unsupported(fields)
+    check_lacking(fields)
     check_logprobs("prompt_logprobs", fields.prompt_logprobs)
     if fields.stream and fields.prompt_logprobs is not None:
         raise bad_request("prompt_logprobs cannot be streamed.", "prompt_logprobs")
@@ -138,27 +132,20 @@ def sampling_params(
     Raises:
         RequestError: 400.
     """
-    values: dict[str, Any] = dict(info.generation_defaults)
-    for alias, name in _ALIASES:
-        if getattr(fields, alias) is not None:
-            values[name] = getattr(fields, alias)
+    values: dict[str, Any] = dict(info.generation_defaults) | spelled_values(fields, info)
     for name in _COPIED:
         value = getattr(fields, name)
         if value is not None:
             values[name] = value
     if values.get("top_k") is not None:
         values["top_k"] = min(values["top_k"], info.vocab_size)  # 2**70 keeps all, too
-    values["stop"] = _stop_strings(fields.stop)
+    values["stop"] = stop_strings(fields)
     values["stop_token_ids"] = tuple(fields.stop_token_ids or ())
     values["logit_bias"] = _logit_bias(fields.logit_bias)
     if words is not None:
-        values["bad_words_token_ids"] = words.bad
+        values["bad_words_token_ids"] += words.bad
         values["dry_sequence_breaker_ids"] = words.breakers
     return SamplingParams(**values, max_tokens=max_tokens, logprobs=logprobs, structured=structured)
-
-
-def _stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
-    return (stop,) if isinstance(stop, str) else tuple(stop or ())
 
 
 def _logit_bias(bias: Mapping[str, float] | None) -> dict[int, float]:
@@ -182,7 +169,9 @@ def _check_stream_options(fields: SamplingFields) -> None:
 
 
 def _check_stop(fields: SamplingFields, most: int) -> None:
-    stop = _stop_strings(fields.stop)
+    if fields.stopping_strings or fields.stop_sequence:
+        most = LENIENT.max_stops  # SillyTavern's and TabbyAPI's names: who uses them has many
+    stop = stop_strings(fields)
     if len(stop) > most:
         raise bad_request(f"stop may hold at most {most} strings, got {len(stop)}.", "stop")
 
@@ -201,15 +190,6 @@ def _check_truncation(value: int, info: ModelInfo) -> None:
             f"truncate_prompt_tokens must be -1 or from 1 to {info.max_model_len}, got {value}.",
             "truncate_prompt_tokens",
         )
-
-
-def _check_unsupported(fields: SamplingFields) -> None:
-    if fields.prompt_embeds is not None:
-        raise bad_request(
-            "prompt_embeds is refused: tensors are not taken from clients.", "prompt_embeds"
-        )
-    if fields.use_beam_search:
-        raise not_supported("use_beam_search", "Beam search")
 
 
 def check_logprobs(name: str, value: int | None) -> None:

@@ -10,8 +10,9 @@ from litestar import Request
 from ingle_server.body import read_body
 from ingle_server.service import Service
 
-COMPUTE_NOTHING = ("/abort", "/check", "/cancel")
-"""Ends of paths that only talk of requests under way: they must not wait for a model."""
+COMPUTE_NOTHING = ("/abort", "/check", "/cancel", "/api/show")
+"""Ends of paths that only talk of requests under way, or of models wherever they are: they must
+not wait for a model."""
 
 
 class _Named(msgspec.Struct):

@@ -46,13 +46,14 @@ def words_of(engine: EngineClient, fields: SamplingFields) -> Words:
 
 
 def _breakers(value: str | list[str] | None) -> list[str] | tuple[str, ...]:
-    """A list, or the same as JSON in a string, as SillyTavern sends it."""
+    """A list, or the same as JSON in a string, as SillyTavern sends it, brackets or not."""
     if value is None:
         return DEFAULT_BREAKERS
     if isinstance(value, list):
         return value
+    text = value if value.lstrip().startswith("[") else f"[{value}]"
     try:
-        return msgspec.json.decode(value, type=list[str])
+        return msgspec.json.decode(text, type=list[str])
     except msgspec.DecodeError:
         raise bad_request(
             f"dry_sequence_breakers must be a list of texts, got {shown(value)}.",

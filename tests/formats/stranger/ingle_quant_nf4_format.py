@@ -16,9 +16,12 @@ import torch
 from ingle.plugin import (
     CheckpointError,
     CheckpointInfo,
+    ConfigError,
     Detection,
     LinearSpec,
     LinearWeight,
+    Quantizer,
+    QuantizerBlock,
     TensorReader,
     WeightFormat,
     WeightLoader,
@@ -61,10 +64,64 @@ class Nf4Weight(LinearWeight):
         return replace(self, **changes)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nf4Options:
+    """How normal floats are made.
+
+    Attributes:
+        reach: Share of a block's largest magnitude that its largest code stands for.
+        calibrated: Weighs inputs by what the calibration shows of them.
+    """
+
+    reach: float = 1.0
+    calibrated: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.reach <= 1:
+            raise ConfigError(f"--reach must be above 0 and at most 1, got {self.reach}.")
+
+
+class Nf4Quantizer(Quantizer):
+    """Every weight to the nearest value of the code book."""
+
+    def __init__(self, options: Nf4Options) -> None:
+        self.options = options
+        self.calibrated = options.calibrated
+
+    def quantize_block(self, block: QuantizerBlock) -> Mapping[str, Mapping[str, torch.Tensor]]:
+        """The block's linears."""
+        seen: list[str] = []
+        if self.calibrated:
+            block.observe(lambda site, x: seen.extend(site.names))
+        names = [name for site in block.sites if site.quantizable for name in site.names]
+        assert not self.calibrated or set(names) <= set(seen)
+        return {name: self._pack(block, name) for name in names}
+
+    def _pack(self, block: QuantizerBlock, name: str) -> dict[str, torch.Tensor]:
+        blocks = block.weight(name).unflatten(1, (-1, BLOCK))
+        absmax = (blocks.abs().amax(2) * self.options.reach).half()
+        shares = blocks / absmax.float().clamp(min=1e-8).unsqueeze(2)
+        book = torch.tensor(CODEBOOK, device=blocks.device)
+        middles = (book[1:] + book[:-1]) / 2
+        codes = torch.bucketize(shares.contiguous(), middles).flatten(1).to(torch.uint8)
+        values = book[codes.long()] * absmax.float().repeat_interleave(BLOCK, 1)
+        block.set_weight(name, values)
+        return {"nf4_codes": codes[:, 0::2] | codes[:, 1::2] << 4, "nf4_absmax": absmax}
+
+    def config(self) -> Mapping[str, Any]:
+        """A block of our own."""
+        return {"quant_method": "nf4-blocks", "block": BLOCK}
+
+    def summary(self) -> str:
+        """What was done."""
+        return "Normal floats in blocks of 64."
+
+
 class Nf4Format(WeightFormat):
     """Recognised by its tensors alone."""
 
     name: ClassVar[str] = "nf4-blocks"
+    quantizer_options: ClassVar[type[Any] | None] = Nf4Options
 
     def detect(self, info: CheckpointInfo) -> Detection | None:
         """When any tensor is named as ours are."""
@@ -74,6 +131,10 @@ class Nf4Format(WeightFormat):
     def open(self, info: CheckpointInfo) -> WeightLoader:
         """A loader for all of them."""
         return Nf4Loader(info)
+
+    def make_quantizer(self, options: Any, source: CheckpointInfo) -> Quantizer:
+        """Makes such checkpoints, too."""
+        return Nf4Quantizer(options)
 
 
 class Nf4Loader(WeightLoader):

@@ -46,6 +46,10 @@ class StepPlanner:
             )
         return self._plan
 
+    def use(self, batch: ForwardBatch, plan: StepPlan) -> None:
+        """Takes ``plan`` for ``batch``, where who made the batch knows it already."""
+        self._batch, self._plan = batch, plan
+
     def _rows(self, spans: Sequence[SequenceSpan], device: torch.device) -> PagedRows | None:
         if not spans:
             return None

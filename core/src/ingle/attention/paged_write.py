@@ -61,9 +61,10 @@ def rotate_and_write_kernel(
         block = slot // PAGE
         tok = (slot % PAGE).to(tl.int32) + tl.zeros((1, 1), tl.int32)
         kv_head = head - Q
-        K_WRITE(k_side, block, kv_head, tok, dim, x, dim < D, PAGE, D, K_META)
+        stored = (dim < D) & (block != 0)  # block 0 is nobody's: rows without a sequence go there
+        K_WRITE(k_side, block, kv_head, tok, dim, x, stored, PAGE, D, K_META)
         v = _row(value + row * value_stride + kv_head * D, dim, D)
-        V_WRITE(v_side, block, kv_head, tok, dim, v, dim < D, PAGE, D, V_META)
+        V_WRITE(v_side, block, kv_head, tok, dim, v, stored, PAGE, D, V_META)
 
 
 def _target(form: KVCacheFormat, store: KVStore) -> tuple[PagedSide, Any] | None:
@@ -88,7 +89,7 @@ def rotate_and_write(
         value: [T, H, D], the same.
         turn: Cosines and signed sines [T, 1, R]; None leaves queries and keys as they are, and
             nothing is done where R is not D.
-        slot_mapping: int64 [T], no slot twice.
+        slot_mapping: int64 [T], no slot twice but of the null block, which stays as it is.
     """
     k, v = _target(cache.k_format, cache.k_store), _target(cache.v_format, cache.v_store)
     num_rows, num_heads, dim = turning.shape

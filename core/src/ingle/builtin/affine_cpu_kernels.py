@@ -5,7 +5,8 @@ Shape letters: R rows of activations, N output features, K input features, B blo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -18,6 +19,8 @@ from ingle.builtin.planar_cpu import (
     planar_weight,
 )
 from ingle.plugin import AffineWeight, Epilogue, KernelUse, LinearWeight, MatmulKernel, Support
+from ingle.plugin.compiled_function import CompiledFunction
+from ingle.plugin.nibble_tiles import NibbleTiles
 
 CHUNK_WEIGHTS = 1 << 20
 """Weights decoded at a time: 4 MiB in float32, which stay in the cache until they are used."""
@@ -25,6 +28,9 @@ CHUNK_WEIGHTS = 1 << 20
 MAX_INT4_ROWS = 48
 """Torch's int4 product costs the same for every row; from here on decoding once is cheaper
 (4096 x 4096 on one Zen 5 core: 0.39 ms a row against 22 ms)."""
+
+MAX_INT4_ROWS_COMPILED = 16
+"""The same where decoding is compiled."""
 
 
 MIN_FLOAT32_ROWS = 8
@@ -110,6 +116,7 @@ class Int4Kernel(PlanarKernel):
 
     def __init__(self) -> None:
         self._usable = int4_product_is_usable()
+        self._tiles = NibbleTiles()
 
     def supports(self, weight: LinearWeight, use: KernelUse) -> Support:
         """bfloat16 activations and groups that the int4 product can take."""
@@ -144,16 +151,50 @@ class Int4Kernel(PlanarKernel):
         epilogue: Epilogue | None = None,
     ) -> torch.Tensor:
         """``x [R, K]`` times the weight."""
-        small = 0 < x.shape[0] <= MAX_INT4_ROWS and x.dtype is torch.bfloat16
-        if not small or not isinstance(weight, PlanarWeight) or weight.int4_scales is None:
+        is_known = isinstance(weight, PlanarWeight) and weight.int4_scales is not None
+        if not is_known or x.dtype is not torch.bfloat16 or x.shape[0] == 0:
             return super().matmul(x, weight, out=out)
-        packed = weight.codes.view(-1, weight.in_features // 2)
-        y = torch.ops.aten._weight_int4pack_mm_for_cpu(
-            x.contiguous(), packed, weight.int4_group_size, weight.int4_scales
-        )
-        if y.shape[1] != weight.stored_out_features:
-            y = y[:, : weight.stored_out_features].contiguous()
-        return y if out is None else out.copy_(y)
+        assert isinstance(weight, PlanarWeight)
+        has_tiles = self._tiles.decode.is_compiled and fits_tiles(weight)
+        if x.shape[0] <= (MAX_INT4_ROWS_COMPILED if has_tiles else MAX_INT4_ROWS):
+            return int4_product(x, weight, out)
+        if not has_tiles:
+            return super().matmul(x, weight, out=out)
+        if out is None:
+            out = x.new_empty(x.shape[0], weight.stored_out_features)
+        tables = partial(_tables, weight)
+        return self._tiles.product(x, weight.codes, weight.num_groups, tables, out)
+
+    def functions(self, weight: LinearWeight) -> Sequence[CompiledFunction]:
+        """What decodes blocks for many rows."""
+        if not isinstance(weight, PlanarWeight) or weight.int4_scales is None:
+            return ()
+        return (self._tiles.decode,) if fits_tiles(weight) else ()
+
+
+def int4_product(x: torch.Tensor, weight: PlanarWeight, out: torch.Tensor | None) -> torch.Tensor:
+    """torch's own product; ``x`` [R, K] in bfloat16."""
+    assert weight.int4_scales is not None
+    packed = weight.codes.view(-1, weight.in_features // 2)
+    y = torch.ops.aten._weight_int4pack_mm_for_cpu(
+        x.contiguous(), packed, weight.int4_group_size, weight.int4_scales
+    )
+    if y.shape[1] != weight.stored_out_features:
+        y = y[:, : weight.stored_out_features].contiguous()
+    return y if out is None else out.copy_(y)
+
+
+def fits_tiles(weight: PlanarWeight) -> bool:
+    """Whether ``NibbleTiles`` can decode it: integer zeros and equal groups."""
+    return weight.offsets is None and weight.has_equal_groups
+
+
+def _tables(weight: PlanarWeight, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales and zeros [G, stop - start] of outputs ``start:stop``."""
+    scales = weight.scales[:, start:stop]
+    if weight.zeros is None:
+        return scales, torch.full_like(scales, 8.0, dtype=torch.float16)
+    return scales, weight.zeros[:, start:stop]
 
 
 def product(x: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:

@@ -376,7 +376,9 @@ def matmul_w4(
         x, packed.words, packed.scales, packed.zeros, out, residual, partials, counters, rows,
         N=packed.out_features, NP=padded_n, K=packed.in_features, CHUNKS=packed.words.shape[1],
         GS=packed.group_size, X_STRIDE=x.stride(0), BN=config.block_n,
-        BM=max(8, triton.next_power_of_2(rows)), SPLITS=config.splits, PREFETCH=config.prefetch,
+        BM=max(8, triton.next_power_of_2(rows)), SPLITS=config.splits,
+        # Up to 16 rows: beside the sums of 32 the next chunk's registers cost more than they bring.
+        PREFETCH=config.prefetch and rows <= 16,
         HAS_ZEROS=packed.zeros is not None, HAS_RESIDUAL=residual is not None,
         BF16=x.dtype == torch.bfloat16, ASM=x.is_cuda and torch.version.cuda is not None,
         num_warps=1, num_stages=config.num_stages,

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from ingle.plugin import AffineWeight, RowProduct
+from ingle.plugin.nibble_tiles import block_size
 
 INT4_GROUP_SIZES = (256, 128, 64, 32)
 """Groups that torch's int4 product takes, the largest first."""
@@ -85,26 +86,27 @@ class PlanarWeight(AffineWeight):
         """A loop over the nibbles, with the scales and zeros of the checkpoint; for equal groups
         and outputs that fill their blocks."""
         whole = self.stored_out_features % self.block_size == 0
-        if not whole or not self._has_equal_groups:
+        if not whole or not self.has_equal_groups:
             return None
         tables = [t for t in (self.scales, self.offsets, self.zeros) if t is not None]
         function = _ROWS[self.offsets is not None, self.zeros is not None]
         return RowProduct.over(function, self.codes, *tables)
 
     @property
-    def _has_equal_groups(self) -> bool:
+    def has_equal_groups(self) -> bool:
+        """Whether every group has ``group_size`` inputs."""
         return self.num_groups * self.group_size == self.in_features and self.group_offsets is None
 
     def _grouped(self, codes: torch.Tensor) -> torch.Tensor:
         """A view [G, K/G, n] of [K, n] when groups are equal, else the same."""
-        if not self._has_equal_groups:
+        if not self.has_equal_groups:
             return codes
         return codes.view(self.num_groups, self.group_size, codes.shape[1])
 
     def _grouped_table(self, table: torch.Tensor) -> torch.Tensor:
         """[G, n] to what broadcasts over ``_grouped`` codes, in float32."""
         table = table.to(torch.float32)
-        return table.unsqueeze(1) if self._has_equal_groups else table[self.group_ids()]
+        return table.unsqueeze(1) if self.has_equal_groups else table[self.group_ids()]
 
 
 def offset_row(tensors: Sequence[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
@@ -171,11 +173,6 @@ def planar_weight(weight: AffineWeight, *, for_int4: bool) -> PlanarWeight:
         int4_group_size=group_size,
         **fields,
     )
-
-
-def block_size() -> int:
-    """B of torch's int4 product on this processor."""
-    return 64 if torch.backends.cpu.get_cpu_capability().startswith("AVX512") else 32
 
 
 def pack_planar(codes: torch.Tensor, block: int) -> torch.Tensor:

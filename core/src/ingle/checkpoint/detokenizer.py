@@ -38,7 +38,17 @@ class IncrementalDetokenizer:
 
     def push(self, token_id: int) -> str:
         """The text that has become certain with this token; often all of it, perhaps none."""
-        return "" if token_id in self._skipped else self._stream.push(token_id)
+        return "" if self.skips(token_id) else self._stream.push(token_id)
+
+    def skips(self, token_id: int) -> bool:
+        """Whether the token is left out of the text."""
+        return token_id in self._skipped
+
+    def copy(self) -> IncrementalDetokenizer:
+        """The same, to go on from separately."""
+        twin = IncrementalDetokenizer.__new__(IncrementalDetokenizer)
+        twin._skipped, twin._stream = self._skipped, self._stream.copy()
+        return twin
 
     def finish(self) -> str:
         """What was held back, with U+FFFD for what never became a character."""
@@ -49,6 +59,8 @@ class _Stream(Protocol):
     def push(self, token_id: int) -> str: ...
 
     def finish(self) -> str: ...
+
+    def copy(self) -> _Stream: ...
 
 
 class ByteStream:
@@ -68,6 +80,13 @@ class ByteStream:
     def finish(self) -> str:
         """One U+FFFD when bytes of a character are left."""
         return self._own(self._decoder.decode(b"", final=True))
+
+    def copy(self) -> ByteStream:
+        """The same, to go on from separately."""
+        twin = ByteStream(self._tokenizer, [])
+        twin._decoder.setstate(self._decoder.getstate())
+        twin._continues_prompt = self._continues_prompt
+        return twin
 
     def _bytes(self, token_id: int) -> bytes:
         token = self._tokenizer.id_to_token(token_id)
@@ -104,6 +123,12 @@ class WindowStream:
     def finish(self) -> str:
         """The text of the tokens that still wait."""
         return self._advance(final=True) if self._pending else ""
+
+    def copy(self) -> WindowStream:
+        """The same, to go on from separately."""
+        twin = WindowStream(self._tokenizer, self._shown)
+        twin._pending = self._pending.copy()
+        return twin
 
     def _advance(self, final: bool) -> str:
         before = self._tokenizer.decode(self._shown, skip_special_tokens=False)

@@ -23,6 +23,14 @@ class StopStrings:
         self._held = ""
         self._hit: str | None = None
 
+    def copy(self) -> StopStrings:
+        """The same, to go on from separately."""
+        twin = StopStrings.__new__(StopStrings)
+        twin._matchers = [matcher.copy() for matcher in self._matchers]
+        twin._first_characters, twin._include = self._first_characters, self._include
+        twin._held, twin._hit = self._held, self._hit
+        return twin
+
     def push(self, text: str) -> tuple[str, str | None]:
         """The text now certain not to be part of a stop string, and the stop string found, if any.
 
@@ -58,6 +66,12 @@ class _Matcher:
         self.pattern = pattern
         self.matched = 0
         self._fallback = _fallbacks(pattern)
+
+    def copy(self) -> _Matcher:
+        """The same, to go on from separately."""
+        twin = _Matcher.__new__(_Matcher)
+        twin.pattern, twin.matched, twin._fallback = self.pattern, self.matched, self._fallback
+        return twin
 
     def step(self, character: str) -> bool:
         """Takes one character; whether the pattern is now complete."""

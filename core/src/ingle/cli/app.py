@@ -22,10 +22,16 @@ FAILED: Final = 1
 USAGE: Final = 2
 INTERRUPTED: Final = 130
 
+ONEDNN_PROGRAMS: Final = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "48")
+"""oneDNN (torch's products on a CPU) keeps so many programs, one to a shape, at 0.57 MB each: eight
+row counts of a model, and 27 MB. Its own bound is 1,024. It reads this once, at its first product.
+"""
+
 
 def run(argv: Sequence[str] | None = None) -> int:
     """Runs ``argv`` and gives the exit code: 0, 1 for a failure, 2 for wrong usage."""
     tokens = list(sys.argv[1:] if argv is None else argv)
+    os.environ.setdefault(*ONEDNN_PROGRAMS)
     try:
         return _run(tokens)
     except UnusedCliTokensError as error:
@@ -43,6 +49,11 @@ def run(argv: Sequence[str] | None = None) -> int:
         # The reader of our output has left (`ingle plugins | head`); nothing more to say to it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
+    except OSError as error:  # a full disk, a folder that may not be written
+        if error.strerror is None:
+            raise
+        named = f": {error.filename}" if error.filename else ""
+        return _complain(f"{error.strerror}{named}.", FAILED)
 
 
 def _run(tokens: list[str]) -> int:

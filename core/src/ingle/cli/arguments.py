@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ingle.cli.flags import SHORT_NAMES, Command
+from ingle.cli.lacking import LACKING, OFF, refusal
 from ingle.cli.retired import RETIRED, SHORT_RETIRED, Retired
 from ingle.errors import ConfigError
 
 _TRUTH: Final = ("true", "false")
+NOTHING: Final = "is left out: it asks for nothing that there is."
 MORE_MODELS: Final = "--more-models"
 """What a second ``--model`` becomes, for the commands that serve several."""
 
@@ -38,7 +40,7 @@ def prepare_arguments(command: Command, argv: Sequence[str]) -> Arguments:
     taken out, renamed ones renamed; everything after a lone ``--`` is left as it is.
 
     Raises:
-        ConfigError: For a retired flag with a value that cannot be ignored.
+        ConfigError: For a flag or a value that cannot be ignored.
     """
     result = Arguments()
     rest = list(argv)
@@ -55,6 +57,8 @@ def prepare_arguments(command: Command, argv: Sequence[str]) -> Arguments:
             result.tokens.append(f"{MORE_MODELS}={model}")
         elif flag in RETIRED and flag not in command.flags:
             _retire(flag, value, rest, result)
+        elif flag in LACKING and flag not in command.flags:
+            _refuse(flag, value, rest, result)
         elif flag in command.switches and value is None and rest and rest[0].lower() in _TRUTH:
             result.tokens.append(f"{flag}={rest.pop(0).lower()}")
         else:
@@ -80,10 +84,12 @@ def _split(token: str) -> tuple[str, str | None]:
     flag = SHORT_RETIRED.get(flag, flag)
     if flag.startswith("--"):
         flag = "--" + flag[2:].replace("_", "-")
-        if flag.partition(".")[0] in RETIRED:
+        if flag.partition(".")[0] in (*RETIRED, *LACKING):
             flag = flag.partition(".")[0]
     if flag.startswith("--no-") and f"--{flag[5:]}" in RETIRED:
         flag = f"--{flag[5:]}"
+    if flag.startswith("--no-") and f"--{flag[5:]}" in LACKING:
+        return f"--{flag[5:]}", "false"
     return flag, value if equals else None
 
 
@@ -104,6 +110,16 @@ def _retire(flag: str, value: str | None, rest: list[str], result: Arguments) ->
         result.tokens.append(entry.becomes if value is None else f"{entry.becomes}={value}")
 
 
+def _refuse(flag: str, value: str | None, rest: list[str], result: Arguments) -> None:
+    """Refuses a flag that asks for what Ingle lacks; one that asks for nothing is a notice."""
+    if value is None and rest and not rest[0].startswith("-") and rest[0].strip().lower() in OFF:
+        value = rest.pop(0)
+    said = refusal(flag, value)
+    if said is not None:
+        raise ConfigError(said)
+    result.notices.append(f"{flag} {NOTHING}")
+
+
 def _notice(flag: str, value: str | None, entry: Retired) -> str:
     if entry.only and value not in entry.only:
         accepted = " or ".join(entry.only)
@@ -117,12 +133,18 @@ def settle_settings(
     """The settings of a YAML file without the retired ones, and a notice for each of those.
 
     Raises:
-        ConfigError: For a retired key with a value that cannot be ignored.
+        ConfigError: For a key that cannot be ignored.
     """
     kept: dict[str, Any] = {}
     notices: list[str] = []
     for key, value in settings.items():
         flag = "--" + str(key).replace("_", "-")
+        if flag in LACKING and flag not in command.flags:
+            said = refusal(flag, str(value))
+            if said is not None:
+                raise ConfigError(said)
+            notices.append(f"{flag} {NOTHING}")
+            continue
         entry = None if flag in command.flags else RETIRED.get(flag)
         if entry is None:
             kept[str(key)] = value

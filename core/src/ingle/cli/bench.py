@@ -1,55 +1,26 @@
-"""``ingle bench``: the speed of one model at batch 1, in this process."""
+"""``ingle bench``: the speed of one model in this process, alone or beside other engines."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json as json_module
-import random
-import statistics
-import time
+import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from ingle.bench.plot import check_plot_path, svg_plot
+from ingle.bench.process import age_seconds, memory_bytes
+from ingle.bench.workload import Workload
 from ingle.cli.demo_model import or_demo_model
 from ingle.config import EngineConfig
-from ingle.errors import ConfigError
-from ingle.request import SamplingParams
 
 if TYPE_CHECKING:
+    from ingle.bench.peer import Peer
     from ingle.cli.session import Session
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
-    """What is measured.
-
-    Attributes:
-        prompt_tokens: Tokens of each prompt; they are random, and differ between repeats.
-        output_tokens: Tokens generated after each prompt.
-        repeats: Measurements, after one that is thrown away.
-    """
-
-    prompt_tokens: int = 512
-    output_tokens: int = 128
-    repeats: int = 5
-
-    def __post_init__(self) -> None:
-        for name, least in (("prompt_tokens", 1), ("output_tokens", 2), ("repeats", 1)):
-            value = getattr(self, name)
-            if value < least:
-                flag = f"--{name.replace('_', '-')}"
-                raise ConfigError(f"{flag} must be at least {least}, got {value}.")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
-    """One prompt's times, in seconds from its start to its first and to its last token."""
-
-    first_token: float
-    last_token: float
 
 
 def bench(
@@ -57,25 +28,54 @@ def bench(
     workload: Workload,
     *,
     json: Annotated[bool, Parameter(negative=())] = False,
+    plot: Annotated[str | None, Parameter(negative=())] = None,
+    compare: Annotated[tuple[str, ...], Parameter(negative=())] = (),
+    compare_model: Annotated[str | None, Parameter(negative=())] = None,
 ) -> None:
-    """Measure prefill and decode speed of one sequence, tokens a second, median of the repeats.
+    """Measure a model's speed: decode by batch size, prefill, time to first token, start, memory.
 
-    Decode kernels are compiled first, as a server does once it is idle; --enforce-eager measures
-    without them. Nothing is guessed ahead unless --speculative-model asks for it.
+    Tokens a second, median of the repeats with the lowest and highest beside it. Decode kernels are
+    compiled first, as a server does once it is idle; --enforce-eager measures without them.
+    Nothing is guessed ahead unless --speculative-model asks for it.
+
+    With --compare another engine is measured in the same turns, and is stopped while it is not its
+    turn; ratios are of the pairs, above 1 where Ingle is faster.
 
     Args:
         json: Print JSON instead of a table.
+        plot: A file to draw the figures in, `.svg`.
+        compare: Another engine: `llama.cpp=PATH`, the folder of llama-bench and llama-server, or
+            `vllm=PYTHON`, the interpreter that has vllm. May be given twice.
+        compare_model: For llama.cpp, the same weights as a GGUF file, where the model's folder
+            holds none.
     """
+    from ingle.bench.measure import Measurer
+    from ingle.bench.peer import parse_compare
+    from ingle.bench.report import to_json, to_text
+    from ingle.bench.run import Run
     from ingle.cli.session import Session
 
+    check_plot_path(plot)
+    paths = parse_compare(compare)
     session = Session.open(or_demo_model(_plain(engine)))
-    if session.core.compiler is not None:
-        session.core.compiler.compile_now()
-    # Random prompts never meet the prefix cache, so it stays as the user wants it.
-    draw = random.Random(0)
-    timings = [_measure(session, workload, draw) for _ in range(workload.repeats + 1)][1:]
-    report = {**_setting(session, workload), **summarise(timings, workload)}
-    print(json_module.dumps(report, indent=2) if json else _table(report))
+    core = session.core
+    times = {"startup_seconds": age_seconds()}
+    measurer = Measurer(core)
+    measurer.first_token(measurer.prompt(min(8, core.info.max_model_len - 1)))
+    times["startup_to_first_token_seconds"] = age_seconds()
+    for compiler in core.compilers:
+        compiler.compile_now()
+    with contextlib.ExitStack() as stack:
+        peers = _peers(paths, session, workload, compare_model, stack)
+        startup = {peer.name: peer.start() for peer in peers}
+        most = core.scheduler.limits.max_num_seqs
+        run = Run(measurer, peers, workload, core.info.max_model_len, most)
+        result = dataclasses.replace(run.result(), startup=startup)
+    setting = {**_setting(session, workload), **times, **_memory(session)}
+    if plot is not None:
+        Path(plot).write_text(svg_plot(result, core.info.model), encoding="utf-8")
+    report = {**setting, **to_json(result)}
+    print(json_module.dumps(report, indent=2) if json else to_text(setting, result))
 
 
 def _plain(engine: EngineConfig) -> EngineConfig:
@@ -85,31 +85,44 @@ def _plain(engine: EngineConfig) -> EngineConfig:
     return dataclasses.replace(engine, speculative_model="none")
 
 
-def _measure(session: Session, workload: Workload, draw: random.Random) -> Timing:
-    vocab_size = session.core.info.vocab_size
-    token_ids = [draw.randrange(vocab_size) for _ in range(workload.prompt_tokens)]
-    params = SamplingParams(temperature=0.0, max_tokens=workload.output_tokens, ignore_eos=True)
-    start = time.perf_counter()
-    outputs = session.stream(token_ids, params)
-    stamps = [time.perf_counter() - start for output in outputs if output.token_ids]
-    return Timing(first_token=stamps[0], last_token=stamps[-1])
+def _peers(
+    paths: dict[str, Path],
+    session: Session,
+    workload: Workload,
+    model: str | None,
+    stack: contextlib.ExitStack,
+) -> Sequence[Peer]:
+    """The engines to compare with; ``stack`` ends them and removes what they wrote."""
+    import torch
 
+    from ingle.bench.llama_cpp import LlamaCpp, LlamaSetting, find_gguf
+    from ingle.bench.vllm_peer import VLLM, VLLMSetting
 
-def summarise(timings: Sequence[Timing], workload: Workload) -> dict[str, float]:
-    """Medians, and the lowest and highest measurement beside each."""
-    figures = {
-        "prefill_tokens_per_second": [workload.prompt_tokens / t.first_token for t in timings],
-        "decode_tokens_per_second": [
-            (workload.output_tokens - 1) / (t.last_token - t.first_token) for t in timings
-        ],
-        "time_to_first_token_seconds": [t.first_token for t in timings],
-    }
-    report: dict[str, float] = {}
-    for name, values in figures.items():
-        report[name] = statistics.median(values)
-        report[f"{name}_min"] = min(values)
-        report[f"{name}_max"] = max(values)
-    return report
+    info, peers = session.core.info, []
+    context = max(workload.prompt_tokens + workload.output_tokens, workload.prefill_tokens) + 16
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ingle-bench-")))
+    for name, path in paths.items():
+        peer: Peer
+        if name == "llama.cpp":
+            setting = LlamaSetting(
+                folder=path,
+                gguf=find_gguf(Path(info.model_path), model),
+                threads=torch.get_num_threads(),
+                streams=max(workload.batches),
+                context=context,
+                log=folder / "llama.log",
+            )
+            peer = LlamaCpp(setting)
+        else:
+            log = folder / "vllm.log"
+            peer = VLLM(
+                VLLMSetting(
+                    python=path, model=info.model_path, dtype=info.dtype, context=context, log=log
+                )
+            )
+        stack.callback(peer.close)
+        peers.append(peer)
+    return peers
 
 
 def _setting(session: Session, workload: Workload) -> dict[str, Any]:
@@ -124,16 +137,16 @@ def _setting(session: Session, workload: Workload) -> dict[str, Any]:
         "kv_cache_dtype": info.kv_cache_dtype,
         "threads": torch.get_num_threads(),
         **dataclasses.asdict(workload),
+        "load_seconds": info.load_seconds,
     }
 
 
-def _table(report: dict[str, Any]) -> str:
-    lines = []
-    for name, value in report.items():
-        if name.endswith(("_min", "_max")):
-            continue
-        shown = f"{value:.4g}" if isinstance(value, float) else str(value)
-        if f"{name}_min" in report:
-            shown += f"  ({report[f'{name}_min']:.4g} to {report[f'{name}_max']:.4g})"
-        lines.append(f"{name.replace('_', ' '):30} {shown}")
-    return "\n".join(lines)
+def _memory(session: Session) -> dict[str, Any]:
+    """What the process holds now and held at most, on a card what torch held there at most; and
+    the plan's line."""
+    import torch
+
+    found = {f"{name}_memory_bytes": size for name, size in memory_bytes().items()}
+    if session.core.info.device.startswith("cuda"):
+        found["peak_card_memory_bytes"] = torch.cuda.max_memory_allocated()
+    return {**found, "memory_plan": session.core.info.memory_report}

@@ -19,6 +19,7 @@ _CORE: Final = {
     "plugins": "ingle.cli.plugins:plugins",
     "dequantize": "ingle.cli.dequantize:dequantize",
     "bench": "ingle.cli.bench:bench",
+    "compile": "ingle.cli.compile:compile_kernels",
     "eval": "ingle.cli.evaluate:evaluate",
     "quantize": "ingle.cli.quantize:command_for",
     "demo-model": "ingle.cli.demo_model:demo_model",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,7 +56,12 @@ def _function(options: type[Any] | None) -> Callable[..., None]:
     def run(model: str, out: Path, *, what: Any, calibration: Any, own: Any) -> None:
         from ingle.quantize.command import make_quant
 
-        print(describe(make_quant(model, out, what, calibration, own)))
+        try:
+            made = make_quant(model, out, what, calibration, own)
+        except KeyboardInterrupt:
+            print("ingle: interrupted; the same command goes on where it stopped.", file=sys.stderr)
+            raise
+        print(describe(made))
 
     def refuse(model: str, out: Path, *, what: Any, calibration: Any) -> None:
         from ingle.quantize.command import find_format

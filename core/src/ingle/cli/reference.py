@@ -14,6 +14,7 @@ from docstring_parser import parse
 
 from ingle.cli.commands import find_commands
 from ingle.cli.flags import Command
+from ingle.cli.lacking import GROUPS
 from ingle.cli.retired import RETIRED, SHORT_RETIRED
 from ingle.config import EngineConfig
 
@@ -42,6 +43,17 @@ RETIRED_TITLE: Final = """\
 """
 
 
+LACKING_TITLE: Final = """\
+## Flags of vLLM, Aphrodite and TabbyAPI that are refused
+
+They ask for what Ingle lacks; with a value that asks for nothing (`false`, `0`, `{}`) they are left
+out with a line.
+
+| flags | |
+|---|---|
+"""
+
+
 def reference(commands: Sequence[Command]) -> str:
     """The whole page."""
     engine = next(c for c in commands if _takes_engine(c))
@@ -51,6 +63,7 @@ def reference(commands: Sequence[Command]) -> str:
         *(_section(command) for command in commands),
         "\n".join([f"## {ENGINE_TITLE}", "", *_table(shared, {})]),
         _retired_section(),
+        LACKING_TITLE + "".join(map(_lacking_row, GROUPS)),
     ]
     return "\n".join(sections)
 
@@ -87,6 +100,11 @@ def _retired_section() -> str:
         only = f" Only {' or '.join(f'`{v}`' for v in entry.only)}." if entry.only else ""
         rows.append(f"| {names} | {entry.note}{only} |")
     return RETIRED_TITLE + "\n".join(rows) + "\n"
+
+
+def _lacking_row(group: tuple[str, str]) -> str:
+    why, names = group
+    return f"| {' '.join(f'`--{name}`' for name in names.split())} | {why[0].upper()}{why[1:]} |\n"
 
 
 def _is_positional(parameter: inspect.Parameter) -> bool:

@@ -80,6 +80,8 @@ class GGUFFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        if path.stat().st_size == 0:
+            raise CheckpointError(f"{path} is no GGUF file: it is empty.")
         with path.open("rb") as file:
             # A private writable map: torch refuses to wrap read-only memory without a warning.
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
@@ -88,7 +90,7 @@ class GGUFFile:
         self.tensors: dict[str, TensorInfo] = {}
         try:
             self._read_header()
-        except (struct.error, IndexError, UnicodeDecodeError) as error:
+        except (struct.error, IndexError, UnicodeDecodeError, RecursionError) as error:
             raise CheckpointError(f"{path} is no complete GGUF file: {error}.") from error
 
     def read(self, name: str) -> torch.Tensor:
@@ -102,6 +104,11 @@ class GGUFFile:
             raise CheckpointError(f"{self.path} has no tensor {name}.")
         if info.offset + info.nbytes > len(self._map):
             raise CheckpointError(f"{self.path} is cut short: tensor {name} goes on past its end.")
+        if info.nbytes == 0 or math.prod(info.shape) % info.type.block_size:
+            raise CheckpointError(
+                f"{self.path}: tensor {name} of shape {info.shape} is no whole number of blocks of "
+                f"{info.type.block_size} values."
+            )
         raw = torch.frombuffer(self._map, dtype=torch.uint8, count=info.nbytes, offset=info.offset)
         return dequantize(raw, info.type).reshape(info.shape)
 
@@ -117,6 +124,8 @@ class GGUFFile:
             self.metadata[key] = self._value(self._scalar("<I"))
         infos = [self._tensor_info() for _ in range(num_tensors)]
         alignment = self.metadata.get("general.alignment", 32)
+        if type(alignment) is not int or alignment < 1:
+            raise CheckpointError(f"{self.path}: general.alignment is {str(alignment)[:40]}.")
         data_start = -(-self._position // alignment) * alignment
         for name, shape, kind, offset in infos:
             self.tensors[name] = TensorInfo(

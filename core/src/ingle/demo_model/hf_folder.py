@@ -26,6 +26,9 @@ _LAYER_TENSORS: Final = {
     "mlp.down_proj": "ffn_down",
 }
 
+DAMAGE: Final = (LookupError, TypeError, ValueError, ArithmeticError)
+"""What reading metadata raises where a key is missing or its value is of the wrong kind."""
+
 
 def write_hf_folder(source: Path, folder: Path) -> None:
     """Writes config, weights, tokenizer and generation config of ``source`` into ``folder``.
@@ -34,6 +37,16 @@ def write_hf_folder(source: Path, folder: Path) -> None:
         CheckpointError: When ``source`` is no Llama-architecture GGUF file.
     """
     gguf = GGUFFile(source)
+    try:
+        _write_parts(source, gguf, folder)
+    except DAMAGE as error:
+        raise CheckpointError(
+            f"{source} cannot be converted: its metadata lacks something or is damaged "
+            f"({type(error).__name__}: {error})."
+        ) from error
+
+
+def _write_parts(source: Path, gguf: GGUFFile, folder: Path) -> None:
     architecture = gguf.metadata.get("general.architecture")
     if architecture != "llama":
         raise CheckpointError(f"{source} has architecture {architecture!r}; the demo is a llama.")

@@ -95,8 +95,8 @@ class AsyncEngine:
         """Starts the engine thread. Once, before the first request."""
         self._started = True
         self._thread.start()
-        if self._core.compiler is not None:
-            self._core.compiler.start(lambda: not self._core.has_work())
+        for compiler in self._core.compilers:
+            compiler.start(lambda: not self._core.has_work())
 
     async def generate(
         self,
@@ -143,12 +143,14 @@ class AsyncEngine:
 
         Raises:
             RequestError: When the request is wrong.
+            CapacityError: When too many are waiting.
             EngineDeadError: When the engine takes no requests (any more).
         """
         self.check_health()
         if self._draining:
             raise EngineDeadError("The engine is shutting down and takes no more requests.")
         self._core.admission.check(prompt_token_ids, params)
+        self._core.check_room(self._thread.num_coming)
 
     def compile_grammar(self, params: SamplingParams) -> None:
         """Compiles the request's grammar, so that a wrong one is known before anything is begun.
@@ -193,8 +195,9 @@ class AsyncEngine:
         self._thread.post(Stop(time.monotonic() + drain_timeout))
         limit = None if step_timeout is None else drain_timeout + step_timeout
         ended = await asyncio.to_thread(self._thread.join, limit)
-        if ended and self._core.compiler is not None:
-            await asyncio.to_thread(self._core.compiler.stop)
+        if ended:
+            for compiler in self._core.compilers:
+                await asyncio.to_thread(compiler.stop)
         return ended
 
     def _open(

@@ -23,8 +23,9 @@ from ingle.config import EngineConfig
 from ingle.engine.attention_choice import AttentionNeeds, BackendMaker, choose_attention
 from ingle.engine.block_manager import BlockManager
 from ingle.engine.cache_geometry import geometries
-from ingle.engine.decode_compiler import decode_compiler
+from ingle.engine.compile_jobs import background_compiler
 from ingle.engine.device import choose_device, choose_dtype
+from ingle.engine.draft_start import draft_model, load_draft
 from ingle.engine.engine_core import EngineCore
 from ingle.engine.fit_inputs import (
     DENSE,
@@ -64,7 +65,7 @@ from ingle.engine.prompt_lookup import LookupLimits, PromptLookup
 from ingle.engine.scheduler import Scheduler, SchedulerLimits
 from ingle.engine.speculation import Speculation
 from ingle.model.build import build_decoder
-from ingle.model.decoder import Decoder, Model
+from ingle.model.decoder import Model
 from ingle.model.weights import WeightSource
 from ingle.plugin import CheckpointInfo, DeviceInfo, KVCacheFormat, WeightLoader
 from ingle.registry.choose import (
@@ -111,13 +112,14 @@ def build_engine_core(
         PluginError: A plugin that is needed failed, or none reads the checkpoint.
         CapacityError: The KV cache does not fit.
     """
+    draft = None if config.draft_model is None else load_draft(config, build_engine_core)
     path = resolve_model(config.model, config.revision)
     with LoadProgress(path, on_progress=on_progress) as progress:
         opened = choose_parts(config, path, progress.checkpoint)
         tokenizer = load_tokenizer(config.tokenizer or path, read_template(config.chat_template))
         before = held_bytes(opened.device)
         memory, plan = _plan(config, opened)
-        model, kernels = _load_model(config, opened, memory, plan)
+        model, chooser = _load_model(config, opened, memory, plan)
         grammars = GrammarCompiler(
             tokenizer.to_json, opened.model.vocab_size, opened.model.eos_token_ids
         )
@@ -132,21 +134,23 @@ def build_engine_core(
     logger.info(measured)
     start = _cache_start(config, opened, plan, tokenizer)
     info = replace(
-        _info(config, opened, plan, kernels, report),
+        _info(config, opened, plan, dict(chooser.counts), report),
         memory_report=measured,
         kv_cache_report=settle_caches(start, model, caches, scaled),
     )
     core = EngineCore(
-        _scheduler(config, opened.model, plan),
+        _scheduler(
+            config, opened.model, plan, _speculation(config, draft, tokenizer, opened.model)
+        ),
         runner,
         tokenizer,
         info,
         max_queue_len=config.max_queue_len,
         seed=config.seed,
     )
-    core.grammars = grammars
-    if not config.enforce_eager and isinstance(model, Decoder):
-        core.compiler = decode_compiler(runner, model, opened.device)
+    core.grammars, core.draft = grammars, draft
+    if not config.enforce_eager:
+        core.compiler = background_compiler(runner, model, chooser.functions, opened.device)
     return core
 
 
@@ -192,8 +196,8 @@ def _plan(config: EngineConfig, opened: Opened) -> tuple[MemoryPlan, CachePlan]:
 
 def _load_model(
     config: EngineConfig, opened: Opened, memory: MemoryPlan, plan: CachePlan
-) -> tuple[Model, dict[str, int]]:
-    """The model, and how many linears each kernel serves."""
+) -> tuple[Model, KernelChooser]:
+    """The model, and who chose the kernels of its linears."""
     selector = KernelSelector(
         opened.registry.matmul_kernels(opened.device),
         opened.registry.self_checks,
@@ -210,7 +214,7 @@ def _load_model(
         embeddings_on_host=memory.embeddings_on_host,
     )
     model = _build(opened, source, plan)
-    return model, dict(chooser.counts)
+    return model, chooser
 
 
 def _build(opened: Opened, source: WeightSource, plan: CachePlan) -> Model:
@@ -295,7 +299,9 @@ def _backend(opened: Opened, plan: CachePlan) -> BackendMaker:
         return choose_attention(needs)
 
 
-def _scheduler(config: EngineConfig, model: ModelConfig, plan: CachePlan) -> Scheduler:
+def _scheduler(
+    config: EngineConfig, model: ModelConfig, plan: CachePlan, speculation: Speculation | None
+) -> Scheduler:
     blocks = BlockManager(
         plan.num_blocks, plan.block_size, enable_prefix_caching=config.enable_prefix_caching
     )
@@ -304,20 +310,24 @@ def _scheduler(config: EngineConfig, model: ModelConfig, plan: CachePlan) -> Sch
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=plan.max_model_len,
     )
-    return Scheduler(blocks, limits, model.eos_token_ids, _speculation(config))
+    return Scheduler(blocks, limits, model.eos_token_ids, speculation)
 
 
-def _speculation(config: EngineConfig) -> Speculation | None:
+def _speculation(
+    config: EngineConfig, draft: EngineCore | None, tokenizer: Tokenizer, model: ModelConfig
+) -> Speculation | None:
+    num_tokens = config.num_speculative_tokens
+    if draft is not None:
+        guesser = draft_model(draft, str(config.draft_model), tokenizer, model.vocab_size)
+        return Speculation(drafter=guesser.drafter, num_tokens=num_tokens)
     if config.drafts_from is None:
         return None
     limits = LookupLimits(
         shortest=config.ngram_prompt_lookup_min,
         longest=config.ngram_prompt_lookup_max,
-        num_tokens=config.num_speculative_tokens,
+        num_tokens=num_tokens,
     )
-    return Speculation(
-        drafter=partial(PromptLookup, limits), num_tokens=config.num_speculative_tokens
-    )
+    return Speculation(drafter=partial(PromptLookup, limits), num_tokens=num_tokens)
 
 
 def _info(

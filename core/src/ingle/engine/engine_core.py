@@ -14,18 +14,22 @@ from ingle.engine.info import EngineInfo
 from ingle.engine.metrics import EngineMetrics, EngineStats
 from ingle.engine.output_processor import OutputProcessor
 from ingle.engine.request_group import RequestGroup
+from ingle.engine.roll_back import roll_back
 from ingle.engine.scheduler import Progress, Scheduler
 from ingle.engine.sequence import Sequence
+from ingle.engine.sequence_text import TextNews
 from ingle.engine.step import ModelRunnerOutput, Runner, SchedulerOutput
 from ingle.errors import CapacityError, EngineDeadError, IngleError, RequestError
 from ingle.request import CompletionOutput, RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
-    from ingle.engine.decode_compiler import DecodeCompiler
+    from ingle.engine.background_compiler import BackgroundCompiler
     from ingle.sampling.grammar import GrammarCompiler
 
 logger = logging.getLogger("ingle.engine")
 
+GAVE_UP = "banned_strings"
+"""Why an answer ended that could not go on without a banned string."""
 OUT_OF_MEMORY = (
     "The step ran out of memory, and this request was the newest in it. Try again later."
 )
@@ -54,8 +58,10 @@ class EngineCore:
     ) -> None:
         self.scheduler = scheduler
         self.runner = runner
-        # Makes decode steps faster once the engine runs; set by who builds the engine.
-        self.compiler: DecodeCompiler | None = None
+        # Makes steps faster once the engine runs; set by who builds the engine.
+        self.compiler: BackgroundCompiler | None = None
+        # The small model that guesses for this one, if one does; set by who builds the engine.
+        self.draft: EngineCore | None = None
         # Compiles what answers must look like; set by who builds the engine.
         self.grammars: GrammarCompiler | None = None
         self.tokenizer = tokenizer
@@ -69,6 +75,12 @@ class EngineCore:
         self._num_sequences = 0
         self._dead: EngineDeadError | None = None
 
+    @property
+    def compilers(self) -> tuple[BackgroundCompiler, ...]:
+        """Its own, and the small model's: those that there are."""
+        both = (self.compiler, None if self.draft is None else self.draft.compiler)
+        return tuple(compiler for compiler in both if compiler is not None)
+
     # -- requests ------------------------------------------------------------------------------
 
     def has_work(self) -> bool:
@@ -79,6 +91,19 @@ class EngineCore:
         """Whether the queue takes another request."""
         limit = self._max_queue_len
         return limit is None or len(self.scheduler.waiting) < limit
+
+    def check_room(self, num_coming: int = 0) -> None:
+        """Refuses what the queue has no room for, behind ``num_coming`` others that are on their
+        way to it. May be called from any thread.
+
+        Raises:
+            CapacityError: Too many are waiting.
+        """
+        limit, waiting = self._max_queue_len, len(self.scheduler.waiting) + num_coming
+        if limit is not None and waiting >= limit:
+            raise CapacityError(
+                f"{waiting} requests are waiting, and --max-queue-len is {limit}. Try again later."
+            )
 
     def add_request(
         self,
@@ -97,16 +122,14 @@ class EngineCore:
         self._check_alive()
         self.admission.check(prompt_token_ids, params)
         self.compile_grammar(params)
+        if params.banned_strings and self.tokenizer is None:
+            raise RequestError("This engine has no tokenizer to see texts.", param="banned_strings")
         if request_id in self._groups:
             raise RequestError(
                 f"request id {request_id[:80]!r} is in use by a request that is not finished.",
                 param="request_id",
             )
-        if not self.has_room():
-            raise CapacityError(
-                f"{len(self.scheduler.waiting)} requests are waiting, and --max-queue-len is "
-                f"{self._max_queue_len}. Try again later."
-            )
+        self.check_room()
         group = RequestGroup(
             request_id=request_id,
             prompt_token_ids=list(prompt_token_ids),
@@ -224,12 +247,18 @@ class EngineCore:
         return output
 
     def _completion(self, group: RequestGroup, progress: Progress) -> CompletionOutput:
-        """One sequence's news, and its end when a stop string hit."""
+        """One sequence's news, and its end or its way back when a string in it says so."""
         sequence = progress.sequence
-        completion, stop_string = self._text(progress)
-        if stop_string is not None:
-            self.scheduler.finish(sequence, "stop", stop_reason=stop_string)
-            sequence.take_back(len(progress.tokens) - len(completion.token_ids))
+        completion, news = self._text(progress)
+        if news.stop_string is not None:
+            self.scheduler.finish(sequence, "stop", stop_reason=news.stop_string)
+        elif news.gave_up:
+            self.scheduler.finish(sequence, "length", stop_reason=GAVE_UP)
+        if news.roll_back is not None:
+            back = news.roll_back
+            roll_back(self.scheduler, sequence, back.num_output, back.token_id)
+        else:
+            sequence.take_back(news.num_dropped)
         for _ in completion.token_ids:
             self._count_token(group, sequence)
         if sequence.finished:
@@ -240,15 +269,15 @@ class EngineCore:
             self.metrics.finished[str(sequence.finish_reason)] += 1
         return completion
 
-    def _text(self, progress: Progress) -> tuple[CompletionOutput, str | None]:
-        """One sequence's new text and stop string. A row whose text cannot be made ends alone."""
+    def _text(self, progress: Progress) -> tuple[CompletionOutput, TextNews]:
+        """One sequence's new text. A row whose text cannot be made ends alone."""
         try:
             return self._outputs.process(progress)
         except Exception as error:
             sequence = progress.sequence
             logger.exception("Request %r: its text could not be made", sequence.request_id)
             self.scheduler.finish(sequence, "error", error=f"Detokenizing failed: {error}")
-            return CompletionOutput(index=sequence.index), None
+            return CompletionOutput(index=sequence.index), TextNews()
 
     # -- numbers -------------------------------------------------------------------------------
 

@@ -7,9 +7,10 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 from ingle.engine.engine_core import EngineCore
+from ingle.engine.release import release_free_pages
 from ingle.engine.streams import Mailbox, Stream
 from ingle.engine.throughput_log import ThroughputLog
 from ingle.errors import EngineDeadError, IngleError
@@ -18,6 +19,9 @@ from ingle.request import RequestOutput, SamplingParams
 logger = logging.getLogger("ingle.engine")
 
 SHUT_DOWN = "The engine was shut down."
+TIDY_SECONDS = 0.25
+"""Of idleness after which freed memory goes back to the system: not between two questions of a
+script, and before anybody looks how much the server takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +79,11 @@ class EngineThread:
         self._deadline: float | None = None
         self._lock = threading.Lock()  # between posting and dying
         self._dead: EngineDeadError | None = None
+        self._num_posted = 0  # requests ever; under the lock
+        self._num_taken = 0  # of them; this thread's own
         self._throughput = ThroughputLog(core)
         self._step_began: float | None = None  # monotonic seconds; None between steps
+        self._is_untidy = False  # steps have run since freed memory was given back
         # A daemon: a process that ends without shutting down isn't held up by a long step.
         self._thread = threading.Thread(target=self._run, name="ingle-engine", daemon=True)
 
@@ -97,10 +104,16 @@ class EngineThread:
         """Starts the thread."""
         self._thread.start()
 
+    @property
+    def num_coming(self) -> int:
+        """Requests handed over that the thread, in the middle of a step, has not looked at."""
+        return self._num_posted - self._num_taken
+
     def post(self, command: Command) -> bool:
         """Hands over a command; False when nobody will read it any more."""
         with self._lock:
             if self._dead is None:
+                self._num_posted += isinstance(command, Add)
                 self._inbox.put(command)
             return self._dead is None
 
@@ -139,6 +152,7 @@ class EngineThread:
                 self._step_began = time.monotonic()
                 outputs = self._core.step()
                 self._step_began = None
+                self._is_untidy = True
                 self._deliver(outputs)
                 self._throughput.after_step()
 
@@ -155,7 +169,13 @@ class EngineThread:
 
     def _sleep_until_a_command_comes(self) -> None:
         self._throughput.pause()
-        self._obey(self._inbox.get())
+        try:
+            command = self._inbox.get(timeout=TIDY_SECONDS if self._is_untidy else None)
+        except Empty:
+            release_free_pages()
+            self._is_untidy = False
+            command = self._inbox.get()
+        self._obey(command)
 
     def _obey(self, command: Command) -> None:
         match command:
@@ -172,6 +192,7 @@ class EngineThread:
 
     def _add(self, command: Add) -> None:
         stream = self._joining = command.stream
+        self._num_taken += 1
         try:
             self._core.add_request(
                 stream.request_id, command.prompt_token_ids, command.params, command.prompt

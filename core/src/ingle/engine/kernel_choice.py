@@ -8,6 +8,7 @@ import torch
 
 from ingle.model.huge_pages import HugePages
 from ingle.model.linear import ROW_RANGES, PreparedWeight, Workspace
+from ingle.plugin.compiled_function import CompiledFunction
 from ingle.plugin.device import DeviceInfo
 from ingle.plugin.linear import KernelUse, LinearWeight, MatmulKernel
 from ingle.registry.kernels import KernelSelector
@@ -21,6 +22,7 @@ class KernelChooser:
 
     Attributes:
         counts: Linears served, by kernel name of the decode range.
+        functions: What the kernels in use call and core may compile.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class KernelChooser:
         self._workspace = Workspace(torch.device(device.torch_device))
         self._pages = HugePages()
         self.counts: Counter[str] = Counter()
+        self.functions: list[CompiledFunction] = []
 
     def __call__(self, weight: LinearWeight) -> PreparedWeight:
         """The weight in its decode kernel's layout, with a kernel per row range."""
@@ -49,21 +52,16 @@ class KernelChooser:
         rest = [self._selector.choose(prepared, use).kernel for use in uses[1:]]
         kernels = (first.kernel, *rest)
         self.counts[first.kernel.name] += 1
+        for function in (one for kernel in kernels for one in kernel.functions(prepared)):
+            if function not in self.functions:
+                self.functions.append(function)
         return PreparedWeight(
             weight=prepared, kernels=kernels, workspace=self._reserve(prepared, kernels)
         )
 
     def _settled(self, weight: LinearWeight) -> LinearWeight:
         """A weight that was repacked just now, in huge pages when it lies in host memory."""
-        if self._device.type != "cpu":
-            return weight
-        tensors = dict(weight.tensors())
-        for name, tensor in tensors.items():
-            is_plain = tensor.layout is torch.strided and tensor.device.type == "cpu"
-            # Equal orders are one tensor, by which core knows that a gather serves several parts.
-            if is_plain and tensor is not weight.input_order:
-                tensors[name] = self._pages.copy(tensor)
-        return weight.with_tensors(tensors)
+        return weight if self._device.type != "cpu" else self._pages.repacked(weight)
 
     def _reserve(self, weight: LinearWeight, kernels: tuple[MatmulKernel, ...]) -> Workspace | None:
         needs = [

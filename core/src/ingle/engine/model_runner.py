@@ -195,6 +195,8 @@ def _rows(item: ScheduledRequest) -> Iterator[SamplingRow]:
             history=History(prompt_token_ids=item.prompt_token_ids, output_token_ids=output),
             sequence_id=item.request_id,
             after=drafts[at - 1] if at else None,
+            barred=tuple(item.bans.get(len(output), ())) if item.bans else (),
+            num_roll_backs=item.num_roll_backs,
         )
 
 

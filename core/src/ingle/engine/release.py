@@ -16,8 +16,12 @@ def release_memory() -> None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
+    release_free_pages()
+
+
+def release_free_pages() -> None:
+    """Gives pages back that hold nothing: glibc keeps freed ones until told. Takes milliseconds."""
     if sys.platform == "linux":
-        # glibc keeps freed pages for itself until told (musl has no such call).
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has no such call
         if trim is not None:
             trim(0)

@@ -73,6 +73,8 @@ class RequestGroup:
             queue_seconds=begun - self.arrival_time,
             prefill_seconds=first - begun,
             decode_seconds=max(self.last_token_times.values(), default=first) - first,
+            num_draft_tokens=sum(sequence.num_draft_tokens for sequence in self.sequences),
+            num_accepted_tokens=sum(sequence.num_accepted_tokens for sequence in self.sequences),
         )
 
     def _embedding(self) -> list[float] | None:

@@ -289,6 +289,8 @@ class Scheduler:
         if sequence.drafter is not None and self.speculation is not None:
             sequence.drafter.learn(share.num_draft_tokens, len(drawn))
             self.speculation.count(share.num_draft_tokens, len(drawn))
+            sequence.num_draft_tokens += share.num_draft_tokens
+            sequence.num_accepted_tokens += len(drawn)
         for token in drawn:
             if sequence.finished:
                 break
@@ -326,6 +328,16 @@ class Scheduler:
         elif num_output >= sequence.max_tokens or sequence.num_tokens >= self.max_model_len:
             self.finish(sequence, "length")
 
+    def revive(self, sequence: Sequence) -> None:
+        """Puts a sequence that runs or has just ended back at the head of the queue."""
+        if sequence.finished:
+            self._live[sequence.sequence_id] = sequence
+        else:
+            self.running.remove(sequence)
+            self.blocks.free(sequence)
+        sequence.status = SequenceStatus.WAITING
+        self.waiting.appendleft(sequence)
+
     def check_integrity(self) -> None:
         """Raises RuntimeError unless queues and blocks agree."""
         queued = [*self.running, *self.waiting]
@@ -357,6 +369,8 @@ def _share(sequence: Sequence, limit: int, drafts: SequenceOf[int] = ()) -> Sche
         num_prompt_logprobs=len(sequence.prompt_logprobs) if sequence.judges_prompt else None,
         num_pooled=sequence.num_pooled if sequence.pools_prompt else None,
         num_draft_tokens=len(drafts),
+        bans=sequence.bans,
+        num_roll_backs=sequence.num_roll_backs,
     )
 
 

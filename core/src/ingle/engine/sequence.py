@@ -45,6 +45,11 @@ class Sequence:
         admitted: Whether it ever held blocks.
         admitted_time: When it first did, in seconds of the monotonic clock.
         drafter: Guesses its next tokens, when the engine speculates.
+        bans: By number of output tokens before them: tokens that may not come there, because a
+            banned string began with them.
+        num_roll_backs: How often it was sent back.
+        num_draft_tokens: Tokens that were guessed and computed.
+        num_accepted_tokens: Of these, the ones that were right.
     """
 
     sequence_id: Final[str]
@@ -70,6 +75,10 @@ class Sequence:
     admitted: bool = False
     admitted_time: float | None = None
     drafter: Drafter | None = None
+    bans: dict[int, set[int]] = field(default_factory=dict)
+    num_roll_backs: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
     status: SequenceStatus = SequenceStatus.WAITING
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
@@ -115,9 +124,20 @@ class Sequence:
         return min(last, len(self.prompt_logprobs))
 
     def take_back(self, count: int) -> None:
-        """Removes the last ``count`` tokens of one that has ended."""
+        """Removes the last ``count`` tokens of one that holds no blocks for them."""
         if count:
             del self.token_ids[-count:], self.output_token_ids[-count:]
+
+    def roll_back(self, num_output: int, token_id: int) -> None:
+        """Goes back to the first ``num_output`` output tokens; ``token_id`` may not follow them.
+
+        What was barred further on is not any more: it would follow other tokens.
+        """
+        self.take_back(len(self.output_token_ids) - num_output)
+        self.bans = {place: ids for place, ids in self.bans.items() if place == num_output}
+        self.bans.setdefault(num_output, set()).add(token_id)
+        self.num_roll_backs += 1
+        self.finish_reason, self.stop_reason = None, None
 
     def append(self, token_id: int) -> None:
         """Adds a generated token."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -29,6 +29,8 @@ class ScheduledRequest:
         num_pooled: How many of the prompt's tokens have been pooled; None: nobody wants it.
         num_draft_tokens: How many tokens at the end of ``token_ids`` are guesses: the step draws a
             token before each and one after the last, as far as the draws equal the guesses.
+        bans: By number of output tokens before them: tokens that may not be drawn there.
+        num_roll_backs: How often the request was sent back to earlier tokens.
     """
 
     request_id: str
@@ -43,6 +45,8 @@ class ScheduledRequest:
     num_prompt_logprobs: int | None = None
     num_pooled: int | None = None
     num_draft_tokens: int = 0
+    bans: Mapping[int, Collection[int]] = field(default_factory=dict)
+    num_roll_backs: int = 0
 
     @property
     def draft_token_ids(self) -> Sequence[int]:

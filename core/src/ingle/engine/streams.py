@@ -15,7 +15,7 @@ class Stream:
     def __init__(self, request_id: str, mailbox: Mailbox) -> None:
         self.request_id = request_id
         self.mailbox = mailbox
-        self._news = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None
 
     async def next(self) -> RequestOutput:
         """What is new since the last call, merged into one output; waits until there is anything.
@@ -24,15 +24,20 @@ class Stream:
             IngleError: The request, or the engine, failed; what came before was read first.
         """
         while True:
-            self._news.clear()
             output = self.mailbox.take(self)
             if output is not None:
                 return output
-            await self._news.wait()
+            # Between the look and this line nothing runs in the loop, so no notice is missed.
+            self._waiter = self.mailbox.loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
 
     def notify(self) -> None:
         """Wakes the reader. Only in the reader's loop."""
-        self._news.set()
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
 
 class Mailbox:
@@ -43,7 +48,7 @@ class Mailbox:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+        self.loop = loop
         self._lock = threading.Lock()
         self._outputs: dict[Stream, RequestOutput] = {}
         self._errors: dict[Stream, IngleError] = {}
@@ -84,7 +89,7 @@ class Mailbox:
                 return True
             self._awake = True
         try:
-            self._loop.call_soon_threadsafe(self._notify)
+            self.loop.call_soon_threadsafe(self._notify)
         except RuntimeError:  # the loop is closed, and its readers with it
             return False
         return True
@@ -111,6 +116,8 @@ def merge_output(older: RequestOutput, newer: RequestOutput) -> None:
         older.prompt_logprobs = newer.prompt_logprobs
     if newer.embedding is not None:
         older.embedding = newer.embedding
+    if newer.times is not None:
+        older.times = newer.times
 
 
 def _merge_completion(older: CompletionOutput, newer: CompletionOutput) -> None:

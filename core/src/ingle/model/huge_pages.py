@@ -12,6 +12,8 @@ import mmap
 
 import torch
 
+from ingle.plugin.linear import LinearWeight
+
 HUGE_PAGE_BYTES = 2 * 1024**2
 CHUNK_BYTES = 16 * HUGE_PAGE_BYTES
 """Address space taken at a time. Pages that nothing is written to take no memory."""
@@ -34,6 +36,16 @@ class HugePages:
             return tensor.contiguous()
         place = self._take(num_bytes).view(tensor.dtype).view(tensor.shape)
         return place.copy_(tensor)
+
+    def repacked(self, weight: LinearWeight) -> LinearWeight:
+        """A weight with its tensors in host memory copied into huge pages."""
+        tensors = dict(weight.tensors())
+        for name, tensor in tensors.items():
+            is_plain = tensor.layout is torch.strided and tensor.device.type == "cpu"
+            # Equal orders are one tensor, by which core knows that a gather serves several parts.
+            if is_plain and tensor is not weight.input_order:
+                tensors[name] = self.copy(tensor)
+        return weight.with_tensors(tensors)
 
     def _take(self, num_bytes: int) -> torch.Tensor:
         start = -(-self._used // ALIGNMENT) * ALIGNMENT

@@ -92,11 +92,7 @@ def build_package(path: Path, shape: Shape) -> None:
     Raises:
         ConfigError: When there is no C++ compiler.
     """
-    if not any(map(shutil.which, COMPILERS)):
-        raise ConfigError(
-            "compiling decode kernels needs a C++ compiler, and neither g++ nor clang++ is on "
-            "PATH. Install one (apt install g++), or run without them: --enforce-eager."
-        )
+    require_compiler()
     path.parent.mkdir(parents=True, exist_ok=True)
     arguments = (*example_state(shape), example_weights(shape))
     with torch.no_grad(), tempfile.TemporaryDirectory(dir=path.parent) as folder:
@@ -110,6 +106,15 @@ def build_package(path: Path, shape: Shape) -> None:
             inductor_configs={"cpp.enable_floating_point_contract_flag": "fast"},
         )
         os.replace(built, path)
+
+
+def require_compiler() -> None:
+    """Raises ``ConfigError`` when there is no C++ compiler."""
+    if not any(map(shutil.which, COMPILERS)):
+        raise ConfigError(
+            "compiling decode kernels needs a C++ compiler, and neither g++ nor clang++ is on "
+            "PATH. Install one (apt install g++), or run without them: --enforce-eager."
+        )
 
 
 def _module(shape: Shape) -> torch.nn.Module:

@@ -17,6 +17,7 @@ from ingle.plugin.checkpoint import CheckpointInfo, Detection, Support, TensorRe
 if TYPE_CHECKING:
     import torch
 
+    from ingle.plugin.compiled_function import CompiledFunction
     from ingle.plugin.device import DeviceInfo
     from ingle.plugin.quantizer import Quantizer
 
@@ -277,6 +278,11 @@ class MatmulKernel(ABC):
         """Repacks a weight once after loading. Consumes it; the result still dequantises, and
         one layout serves every row range. A weight that is prepared already is returned as is."""
         return weight
+
+    def functions(self, weight: LinearWeight) -> Sequence[CompiledFunction]:
+        """Functions it calls for a prepared weight, for core to compile ahead of time (on a CPU);
+        it calls them from the thread that runs steps, which goes on while core compiles."""
+        return ()
 
     def workspace_bytes(self, weight: LinearWeight, max_rows: int) -> int:
         """Scratch it needs for up to ``max_rows`` rows.

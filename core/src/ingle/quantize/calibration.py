@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ingle.errors import CheckpointError, ConfigError
+from ingle.errors import CheckpointError, ConfigError, IngleError
 from ingle.quantize.calibration_text import read_texts
 from ingle.quantize.config import CalibrationConfig
 from ingle.quantize.tensor_file import write_text
@@ -84,7 +84,7 @@ def keep_rows(rows: Sequence[Sequence[int]], file: Path) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text(file, json.dumps([list(row) for row in rows]))
-    except OSError:
+    except (OSError, IngleError):
         return
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 from ingle.checkpoint.shards import INDEX_NAME
 from ingle.plugin.checkpoint import CheckpointInfo
 from ingle.plugin.quantizer import Quantizer
-from ingle.quantize.tensor_file import write_text
+from ingle.quantize.tensor_file import write_text, writing
 
 CARD: Final = "README.md"
 _WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".part", ".index.json")
@@ -52,7 +52,8 @@ def write_companions(
     out = written.out
     for file in sorted(info.path.iterdir()):
         if file.is_file() and not file.name.endswith(_WEIGHTS) and file.name not in _OWN:
-            shutil.copyfile(file, out / file.name)
+            with writing(out / file.name):
+                shutil.copyfile(file, out / file.name)
     for name, text in quantizer.files().items():
         write_text(out / name, text)
     index = {"metadata": {"total_size": written.total_bytes}, "weight_map": dict(written.index)}

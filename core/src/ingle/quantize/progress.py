@@ -18,7 +18,7 @@ from typing import Any, Final
 import torch
 
 from ingle.errors import CheckpointError, ConfigError
-from ingle.quantize.tensor_file import read_tensors, write_tensors, write_text
+from ingle.quantize.tensor_file import read_tensors, write_tensors, write_text, writing
 
 FOLDER: Final = ".quantize"
 MEASURE: Final = "measure"
@@ -63,7 +63,8 @@ class Progress:
             progress._resume(out, state)
         elif out.exists() and (not out.is_dir() or _is_used(out)):
             raise ConfigError(f"{out} exists already and is not empty; give a new folder.")
-        progress.folder.mkdir(parents=True, exist_ok=True)
+        with writing(out):
+            progress.folder.mkdir(parents=True, exist_ok=True)
         return progress
 
     def _resume(self, out: Path, state: Path) -> None:

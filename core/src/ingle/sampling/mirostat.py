@@ -18,21 +18,23 @@ class MirostatStates:
     (surprise - tau)``, where surprise is ``-log2 p`` before truncation (Basu et al. 2021).
 
     Kept here and not made anew from output tokens, which do not tell their probabilities.
-    Preemption does not lose it: tokens computed again are not drawn again.
+    Preemption does not lose it: tokens computed again are not drawn again. A sequence that is sent
+    back goes on with the limit it had there.
     """
 
     def __init__(self) -> None:
-        self._mus: OrderedDict[str, float] = OrderedDict()
+        self._mus: OrderedDict[str, list[float]] = OrderedDict()  # by number of tokens
 
     def limit(self, sequence_id: str, tau: float, history: History) -> SurpriseLimit:
         """The stage that truncates the sequence's next token."""
-        if not history.output_token_ids:
-            self._mus.pop(sequence_id, None)
-        return SurpriseLimit(self._mus.get(sequence_id, 2 * tau))
+        place, mus = len(history.output_token_ids), self._mus.get(sequence_id, [])
+        return SurpriseLimit(mus[place - 1] if 0 < place <= len(mus) else 2 * tau)
 
-    def saw(self, sequence_id: str, mu: float, step: float) -> None:
-        """Keeps the limit after a token: ``mu`` less ``eta * (surprise - tau)``."""
-        self._mus[sequence_id] = mu - step
+    def saw(self, sequence_id: str, place: int, mu: float) -> None:
+        """Keeps the limit ``mu`` that follows from the output token ``place``."""
+        mus = self._mus.setdefault(sequence_id, [])
+        del mus[place:]
+        mus.append(mu)
         self._mus.move_to_end(sequence_id)
 
     def trim(self, num_rows: int) -> None:

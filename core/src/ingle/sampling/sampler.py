@@ -19,7 +19,7 @@ from ingle.sampling.grammar import GrammarCompiler
 from ingle.sampling.grammar_states import GrammarState, GrammarStates
 from ingle.sampling.mirostat import MirostatStates, surprise_bits
 from ingle.sampling.pipeline import stages_for
-from ingle.sampling.stages import History
+from ingle.sampling.stages import NEVER, History
 from ingle.sampling.uniform import uniform
 
 logger = logging.getLogger("ingle.sampling")
@@ -34,6 +34,8 @@ ROW_FAULTS: Final = (
     ValueError,
 )
 """What code that works on one row's logits can raise."""
+ROLL_BACK_STEP: Final = 0x9E37_79B9_7F4A_7C15
+"""Sets the random numbers after each roll-back apart; odd, so that 64 bits never come round."""
 CPU_OUT_OF_MEMORY: Final = "DefaultCPUAllocator"
 """torch raises a bare RuntimeError when the CPU allocator fails; the message names it."""
 
@@ -49,6 +51,8 @@ class SamplingRow:
         sequence_id: Under which the state of its grammar is kept.
         after: The guess at the end of ``history``: the row is drawn only when the one before it
             drew that very token. None: the row follows what is known.
+        barred: Tokens with which a banned string began when they were drawn here before.
+        num_roll_backs: How often the request was sent back: it draws with new numbers since.
     """
 
     params: SamplingParams
@@ -56,6 +60,14 @@ class SamplingRow:
     history: History
     sequence_id: str = ""
     after: int | None = None
+    barred: tuple[int, ...] = ()
+    num_roll_backs: int = 0
+
+    @property
+    def draw_seed(self) -> int:
+        """The seed of this draw. With the old number, the neighbour in the vocabulary of a token
+        that was barred would always take its place."""
+        return self.seed + self.num_roll_backs * ROLL_BACK_STEP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,31 +147,35 @@ class Sampler:
     ) -> DrawnToken:
         params = row.params
         raw = logits.log_softmax(-1) if params.logprobs is not None else None
-        stages = stages_for(params, self._eos_token_ids, row.seed)
+        stages = stages_for(params, self._eos_token_ids, row.draw_seed)
         if grammar is not None:
             logits = grammar.bar(logits)
             if grammar.matcher.is_stopped():
                 stages = ()  # only the end is left, whatever min_tokens says
+        if row.barred:
+            logits[list(row.barred)] = NEVER
         for stage in stages:
             logits = stage(logits, row.history)
         if not params.greedy:
             token_id = self._pick(logits, row)
         else:
-            token_id = int(logits.argmax()) if stages or grammar is not None else greedy
+            changed = stages or row.barred or grammar is not None
+            token_id = int(logits.argmax()) if changed else greedy
         if not math.isfinite(float(logits[token_id])):
             return DrawnToken(error="every token is barred by this request's own options")
         logprob = None if raw is None else token_logprob(raw, token_id, params.logprobs or 0)
         return DrawnToken(token_id=token_id, logprob=logprob)
 
     def _pick(self, logits: torch.Tensor, row: SamplingRow) -> int:
-        number = uniform(row.seed, len(row.history.output_token_ids))
+        number = uniform(row.draw_seed, len(row.history.output_token_ids))
         if not row.params.mirostat_mode:
             return _pick(logits, number)
         states, tau = self._mirostat_states, row.params.mirostat_tau
         limit = states.limit(row.sequence_id, tau, row.history)
         token_id = _pick(limit(logits.clone(), row.history), number)
         surplus = surprise_bits(logits, token_id) - tau
-        states.saw(row.sequence_id, limit.mu, row.params.mirostat_eta * surplus)
+        place = len(row.history.output_token_ids)
+        states.saw(row.sequence_id, place, limit.mu - row.params.mirostat_eta * surplus)
         return token_id
 
 

@@ -59,16 +59,25 @@ class LogitBias:
 @dataclass(frozen=True, slots=True)
 class RepetitionPenalty:
     """Logits of tokens seen in prompt or output: divided by the penalty when positive, multiplied
-    when negative (Keskar et al. 2019, CTRL)."""
+    when negative (Keskar et al. 2019, CTRL). ``repetition_penalty_range`` n looks at the last n
+    tokens alone; 0 at all."""
 
     penalty: float
+    num_tokens: int = 0
 
     def __call__(self, logits: torch.Tensor, history: History) -> torch.Tensor:
-        seen = {*history.prompt_token_ids, *history.output_token_ids}
+        seen = set(self._looked_at(history))
         ids = torch.tensor(sorted(seen), dtype=torch.int64, device=logits.device)
         values = logits[ids]
         logits[ids] = torch.where(values > 0, values / self.penalty, values * self.penalty)
         return logits
+
+    def _looked_at(self, history: History) -> Sequence[int]:
+        prompt, output = history.prompt_token_ids, history.output_token_ids
+        from_prompt = self.num_tokens - len(output)
+        if not self.num_tokens:
+            return [*prompt, *output]
+        return [*prompt[max(0, len(prompt) - max(0, from_prompt)) :], *output[-self.num_tokens :]]
 
 
 @dataclass(frozen=True, slots=True)

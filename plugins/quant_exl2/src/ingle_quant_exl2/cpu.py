@@ -5,21 +5,27 @@ Letters: N output features as stored, K input features, R rows of activations, E
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
 
 from ingle.plugin import Epilogue, KernelUse, LinearWeight, MatmulKernel, PluginError, Support
+from ingle.plugin.compiled_function import CompiledFunction
+from ingle.plugin.nibble_tiles import NibbleTiles
 from ingle_quant_exl2.layout import Section
 from ingle_quant_exl2.nibbles import (
     COLUMN_MULTIPLE,
     NibblePlan,
+    block_columns,
     from_nibbles,
     pack_nibbles,
     packing_is_known,
     plan_nibbles,
     scales_and_offsets,
+    scales_and_zeros,
     to_nibbles,
     unpack_nibbles,
 )
@@ -28,6 +34,8 @@ from ingle_quant_exl2.weight import Exl2Weight, StoredExl2Weight
 
 INT4_MAX_ROWS = 64
 """Up to here the int4 product is faster than decoding the matrix; above it loses by arithmetic."""
+INT4_MAX_ROWS_COMPILED = 16
+"""The same where decoding is compiled."""
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -105,6 +113,9 @@ class Exl2CpuKernel(MatmulKernel):
     name: ClassVar[str] = "exl2_cpu"
     priority: ClassVar[int] = 10
 
+    def __init__(self) -> None:
+        self._tiles = NibbleTiles()
+
     def supports(self, weight: LinearWeight, use: KernelUse) -> Support:
         """Every EXL2 weight on a CPU."""
         if not isinstance(weight, Exl2Weight):
@@ -135,17 +146,53 @@ class Exl2CpuKernel(MatmulKernel):
         """``x [R, K]``, in the weight's input order, times the weight: [R, N] in x's dtype."""
         if not isinstance(weight, Exl2Weight):
             raise PluginError(f"kernel {self.name} was given a {type(weight).__name__}.")
-        few = 0 < x.shape[0] <= INT4_MAX_ROWS and x.dtype is torch.bfloat16
-        if few and isinstance(weight, NibbleExl2Weight):
-            result = _int4_product(x, weight)
-            return result if out is None else out.copy_(result)
+        num_rows = x.shape[0]
+        if num_rows and isinstance(weight, NibbleExl2Weight) and x.dtype is torch.bfloat16:
+            has_tiles = self._tiles.decode.is_compiled and _fits_tiles(weight)
+            if num_rows <= (INT4_MAX_ROWS_COMPILED if has_tiles else INT4_MAX_ROWS):
+                result = _int4_product(x, weight)
+                return result if out is None else out.copy_(result)
+            if has_tiles:
+                return self._tiled_product(x, weight, out)
+        if out is None:
+            out = x.new_empty(num_rows, weight.stored_out_features)
+        return _decoded_product(x, weight, out)
+
+    def functions(self, weight: LinearWeight) -> Sequence[CompiledFunction]:
+        """What decodes nibbles for many rows."""
+        known = isinstance(weight, NibbleExl2Weight) and _fits_tiles(weight)
+        return (self._tiles.decode,) if known else ()
+
+    def _tiled_product(
+        self, x: torch.Tensor, weight: NibbleExl2Weight, out: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Every row of nibbles is a row of a bf16 matrix; wide codes have two."""
         if out is None:
             out = x.new_empty(x.shape[0], weight.stored_out_features)
-        return _decoded_product(x, weight, out)
+        codes = weight.nibbles.view(-1, weight.plan.num_rows, block_columns() // 2)
+        groups = weight.plan.num_rows // weight.plan.group_size
+        rows = _nibble_inputs(x, weight)
+        return self._tiles.product(rows, codes, groups, partial(_tables, weight), out)
+
+
+def _fits_tiles(weight: NibbleExl2Weight) -> bool:
+    """Whether its outputs fill whole blocks; those left over lie otherwise in torch's packing."""
+    return weight.stored_out_features % block_columns() == 0
+
+
+def _tables(weight: NibbleExl2Weight, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Exact scales and zeros of nibble rows, by group of the plan: [G, stop - start]."""
+    scales = group_scales(weight.q_scale[:, start // 8 : stop // 8], weight.q_scale_max)
+    return scales_and_zeros(weight.plan, scales)
+
+
+def _nibble_inputs(x: torch.Tensor, weight: NibbleExl2Weight) -> torch.Tensor:
+    """The input of every nibble row: [R, E]."""
+    return x.contiguous() if weight.sources is None else x.index_select(1, weight.sources)
 
 
 def _int4_product(x: torch.Tensor, weight: NibbleExl2Weight) -> torch.Tensor:
-    rows = x.contiguous() if weight.sources is None else x.index_select(1, weight.sources)
+    rows = _nibble_inputs(x, weight)
     return torch._weight_int4pack_mm_for_cpu(
         rows, weight.nibbles, weight.plan.group_size, weight.scales_and_offsets
     )

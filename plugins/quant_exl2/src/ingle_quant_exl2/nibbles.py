@@ -158,6 +158,19 @@ def scales_and_offsets(plan: NibblePlan, scales: torch.Tensor) -> torch.Tensor:
     return torch.cat(parts).contiguous()
 
 
+def scales_and_zeros(plan: NibblePlan, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same without rounding: float32 scales and float16 zeros, both [G, N], of ``scales``
+    float16 [groups, N]."""
+    counts = torch.tensor([run.rows // plan.group_size for run in plan.runs])
+    groups = torch.tensor([run.group for run in plan.runs])
+    factors = torch.tensor([16.0 if run.high else 1.0 for run in plan.runs])
+    zeros = torch.tensor([0.0 if run.has_offset else 8.0 for run in plan.runs])
+    by_run = scales.float().index_select(0, groups) * factors[:, None]
+    by_group = zeros.half().repeat_interleave(counts)
+    rows = by_run.repeat_interleave(counts, 0)
+    return rows, by_group[:, None].expand(-1, scales.shape[1])
+
+
 def pack_nibbles(nibbles: torch.Tensor) -> torch.Tensor:
     """torch's packing ``[N, E/2]`` uint8 of nibbles ``[E, N]`` uint8."""
     rows = nibbles.T.to(torch.int32).contiguous()

@@ -34,6 +34,9 @@ _COPIED = (
     "dry_sequence_breakers",
     "dry_penalty_last_n",
     "logit_bias",
+    "sampler_order",
+    "rep_pen_range",
+    "custom_token_bans",
 )
 FIELD_NAMES = {
     "max_tokens": "max_length",
@@ -76,6 +79,7 @@ def completion_request(body: KoboldRequest, model: str, info: ModelInfo) -> Comp
         include_stop_str_in_output=None if body.trim_stop is None else not body.trim_stop,
         skip_special_tokens=None if body.render_special is None else not body.render_special,
         guided_grammar=body.grammar or None,
+        banned_strings=body.banned_strings if body.banned_tokens is None else body.banned_tokens,
         **fields,
     )
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from ingle_server.errors import bad_request, not_supported, shown
+from ingle_server.errors import ApiError, bad_request, not_supported, shorten, shown
+from ingle_server.model_entry import ModelEntry
 from ingle_server.schemas.chat import ChatCompletionRequest, ChatMessage, FunctionCall, ToolCall
 from ingle_server.schemas.chat import Tool as ChatTool
 from ingle_server.schemas.completion import CompletionRequest
@@ -35,6 +36,7 @@ _OPTIONS = {
     "mirostat": "mirostat_mode",
     "mirostat_tau": "mirostat_tau",
     "mirostat_eta": "mirostat_eta",
+    "repeat_last_n": "penalty_range",
 }
 """Ollama's options and what they are called here; others (num_ctx, num_gpu …) change nothing."""
 OPTION_NAMES = {ours: theirs for theirs, ours in _OPTIONS.items() if ours != theirs} | {
@@ -44,11 +46,28 @@ OPTION_NAMES = {ours: theirs for theirs, ours in _OPTIONS.items() if ours != the
 
 
 def model_name(service: Service, name: str) -> str:
-    """The name served; ``:latest`` may stand behind it."""
+    """The name served; ``:latest`` may stand behind it.
+
+    Raises:
+        ApiError: 404 when it is no model's, or that of one that is not loaded.
+    """
     short = name.removesuffix(":latest")
-    name = short if short in service.names else name
+    name = short if service.models.find(short) else name
     service.check_model(name)
     return name
+
+
+def find_entry(service: Service, name: str) -> ModelEntry:
+    """The model of that name, wherever it is.
+
+    Raises:
+        ApiError: 404 when there is none.
+    """
+    models = service.models
+    entry = models.find(name.removesuffix(":latest")) or models.find(name)
+    if entry is None:
+        raise ApiError(404, f"The model `{shorten(name)}` does not exist; GET /api/tags lists all.")
+    return entry
 
 
 def chat_request(model: str, body: OllamaChatRequest) -> ChatCompletionRequest:

@@ -28,6 +28,13 @@ from ingle_server.schemas.responses import (
     ResponseObject,
     ResponsesRequest,
 )
+from ingle_server.schemas.tabby import (
+    TabbyCard,
+    TabbyDecodeRequest,
+    TabbyEncodeRequest,
+    TabbyText,
+    TabbyTokens,
+)
 from ingle_server.schemas.tokens import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -96,8 +103,11 @@ OPERATIONS: Mapping[str, Operation] = MappingProxyType(
         "create_embeddings": Operation(body=EmbeddingRequest, answer=EmbeddingList),
         "create_message": Operation(body=MessagesRequest, answer=MessageObject, streams=EVENTS),
         "create_response": Operation(body=ResponsesRequest, answer=ResponseObject, streams=EVENTS),
+        "current_model": Operation(answer=TabbyCard),
+        "decode_tokens": Operation(body=TabbyDecodeRequest, answer=TabbyText),
         "delete_response": Operation(answer=DeletedResponse),
         "detokenize": Operation(body=DetokenizeRequest, answer=DetokenizeResponse),
+        "encode_tokens": Operation(body=TabbyEncodeRequest, answer=TabbyTokens),
         "health": Operation(),
         "kobold_abort": Operation(body=KoboldKey, body_required=False, answer=Json),
         "kobold_api_version": _OBJECT,
@@ -139,6 +149,7 @@ OPERATIONS: Mapping[str, Operation] = MappingProxyType(
             query={"stream": {"enum": ["false", "0"], "description": "Cannot be had as a stream."}},
             statuses=(400,),
         ),
+        "tabby_models": Operation(answer=ModelList),
         "tokenize": Operation(body=TokenizeRequest, answer=TokenizeResponse),
         "unload_model": Operation(answer=ModelState, is_admin=True),
         "version": Operation(answer=dict[str, str]),

@@ -15,14 +15,14 @@ from ingle_server.service import Service
 @get("/v1/models")
 async def list_models(service: NamedDependency[Service]) -> Response[ModelList]:
     """Every name of every model, whether in memory or not."""
-    return Response(
-        ModelList(
-            data=[
-                _card(service, entry, name)
-                for entry in service.models.entries
-                for name in entry.names
-            ]
-        )
+    return Response(model_list(service))
+
+
+def model_list(service: Service) -> ModelList:
+    """A card for every name."""
+    entries = service.models.entries
+    return ModelList(
+        data=[_card(service, entry, name) for entry in entries for name in entry.names]
     )
 
 

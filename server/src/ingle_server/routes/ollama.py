@@ -15,13 +15,16 @@ from ingle import IngleError, __version__
 from ingle_server.body import read_json
 from ingle_server.chat_call import ChatCall, begin_chat
 from ingle_server.completion_call import begin_completion
+from ingle_server.engine_client import ModelInfo
 from ingle_server.error_shapes import renamed
 from ingle_server.errors import ApiError, bad_request, to_api_error
+from ingle_server.model_entry import ModelEntry
 from ingle_server.ollama.answer import WIRE, OllamaAnswer, message_body, now, response_body
 from ingle_server.ollama.translate import (
     OPTION_NAMES,
     chat_request,
     check_generate,
+    find_entry,
     generate_as_chat,
     model_name,
     raw_completion,
@@ -52,51 +55,63 @@ async def ollama_version() -> Response[Frame]:
 
 @get("/api/tags")
 async def ollama_tags(service: NamedDependency[Service]) -> Response[Frame]:
-    """Every name under which the model is served."""
-    return Response({"models": [_model(service, name) for name in service.names]})
+    """Every name of every model, whether in memory or not."""
+    entries = service.models.entries
+    return Response({"models": [_model(service, e, name) for e in entries for name in e.names]})
 
 
 @get("/api/ps")
 async def ollama_ps(service: NamedDependency[Service]) -> Response[Frame]:
-    """What is in memory."""
+    """What is in memory: one model, or none."""
+    loaded = service.models.current
+    if loaded is None:
+        return Response({"models": []})
     more = {
         "expires_at": "2318-01-01T00:00:00Z",
         "size_vram": 0,
-        "context_length": service.engine.info.max_model_len,
+        "context_length": loaded.engine.info.max_model_len,
     }
-    return Response({"models": [_model(service, service.names[0]) | more]})
+    return Response({"models": [_model(service, loaded.entry, loaded.entry.name) | more]})
 
 
 @post("/api/show", status_code=200)
 async def ollama_show(
     request: Request[Any, Any, Any], service: NamedDependency[Service]
 ) -> Response[Frame]:
-    """What is known of the model."""
+    """What is known of a model: less before it was first in memory."""
     config = service.config
     body = await read_json(request, _SHOW, config.max_body_bytes, config.header_timeout)
     name = body.model or body.name
     if name is None:
         raise bad_request("model is required.", "model")
-    model_name(service, name)
-    info = service.engine.info
-    can = ["completion", *(["tools"] if info.has_chat_template else [])]
-    return Response(
-        {
-            "license": "",
-            "modelfile": "",
-            "parameters": "",
-            "template": info.chat_template,
-            "details": _details(),
-            "model_info": {
-                "general.architecture": "ingle",
-                "general.basename": service.names[0],
-                "ingle.context_length": info.max_model_len,
-                "ingle.vocab_size": info.vocab_size,
-            },
-            "capabilities": can,
-            "modified_at": _started(service),
+    entry = find_entry(service, name)
+    return Response(_shown(service, entry, service.models.info(entry)))
+
+
+def _shown(service: Service, entry: ModelEntry, info: ModelInfo | None) -> Frame:
+    sizes = {}
+    if info is not None:
+        sizes = {
+            "ingle.context_length": info.max_model_len,
+            "ingle.vocab_size": info.vocab_size,
         }
-    )
+    return {
+        "license": "",
+        "modelfile": "",
+        "parameters": "",
+        "template": "" if info is None else info.chat_template,
+        "details": _details(),
+        "model_info": {
+            "general.architecture": "ingle",
+            "general.basename": entry.name,
+            **sizes,
+        },
+        "capabilities": [
+            "completion",
+            *(["tools"] if info is not None and info.has_chat_template else []),
+        ],
+        "modified_at": _started(service),
+    }
 
 
 @post("/api/chat", status_code=200)
@@ -170,12 +185,12 @@ def _json(frame: Frame) -> ASGIResponse:
     return ASGIResponse(body=msgspec.json.encode(frame), media_type="application/json")
 
 
-def _model(service: Service, name: str) -> Frame:
+def _model(service: Service, entry: ModelEntry, name: str) -> Frame:
     return {
         "name": name,
         "model": name,
         "modified_at": _started(service),
-        "size": 0,
+        "size": entry.num_bytes,
         "digest": hashlib.sha256(name.encode()).hexdigest(),
         "details": _details(),
     }

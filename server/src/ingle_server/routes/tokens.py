@@ -27,7 +27,7 @@ _TOKENIZE = msgspec.json.Decoder(TokenizeRequest)
 _DETOKENIZE = msgspec.json.Decoder(DetokenizeRequest)
 
 
-@post("/tokenize", status_code=200)
+@post(["/tokenize", "/v1/tokenize"], status_code=200)
 async def tokenize(
     request: Request[Any, Any, Any], service: NamedDependency[Service]
 ) -> Response[TokenizeResponse]:
@@ -65,9 +65,10 @@ async def _tokenize_chat(service: Service, body: TokenizeRequest) -> list[int]:
     check_tools(body.tools)
     check_template(body.chat_template, body.chat_template_kwargs)
     messages = template_messages(body.messages or [])
+    tools = msgspec.to_builtins(body.tools) if body.tools else None
     chat = ChatPrompt(
-        messages=messages,
-        tools=msgspec.to_builtins(body.tools) if body.tools else None,
+        messages=messages if tools is None else service.reading.with_tools(messages, tools),
+        tools=tools,
         add_generation_prompt=generation_prompt(
             body.add_generation_prompt, body.continue_final_message
         ),
@@ -78,7 +79,7 @@ async def _tokenize_chat(service: Service, body: TokenizeRequest) -> list[int]:
     return await encode_chat(service, chat)
 
 
-@post("/detokenize", status_code=200)
+@post(["/detokenize", "/v1/detokenize"], status_code=200)
 async def detokenize(
     request: Request[Any, Any, Any], service: NamedDependency[Service]
 ) -> Response[DetokenizeResponse]:

@@ -36,7 +36,7 @@ class ToolCall(msgspec.Struct, kw_only=True):
 
 
 class ChatMessage(msgspec.Struct, kw_only=True):
-    """One turn of the conversation."""
+    """One turn of the conversation; ``function_call`` is the older form of ``tool_calls``."""
 
     role: str
     content: str | list[ContentPart] | None = None
@@ -44,6 +44,7 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     refusal: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+    function_call: FunctionCall | None = None
 
 
 class FunctionDefinition(msgspec.Struct, kw_only=True, omit_defaults=True):

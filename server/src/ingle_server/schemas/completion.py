@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -11,15 +11,25 @@ from ingle_server.schemas.sampling import PromptLogprobs, SamplingFields
 from ingle_server.schemas.timings import Timings
 from ingle_server.schemas.usage import Usage
 
+UNNAMED = "\0"
+"""Stands for a ``model`` that was left out; the empty name is a name, and served by nobody."""
+
 
 class CompletionRequest(SamplingFields, kw_only=True):
-    """The request. A mixed list of strings and ids gets through here and is refused later."""
+    """The request. A mixed list of strings and ids gets through here and is refused later.
 
+    ``model`` is required; only SillyTavern, which says so by ``api_type``, leaves it out where it
+    talks to a server of one model.
+    """
+
+    model: str = UNNAMED
+    api_type: str | None = None
     prompt: str | list[str | int | list[int]] | None
     best_of: int | None = None
     echo: bool | None = None
     logprobs: int | None = None
     suffix: str | None = None
+    response_format: dict[str, Any] | None = None
 
 
 class CompletionLogprobs(msgspec.Struct, kw_only=True):

@@ -71,7 +71,14 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
 
+    # TabbyAPI's: texts that are gone back from, and ids (as a list or as "1,2") never drawn.
+    banned_strings: str | list[str] | None = None
+    banned_tokens: str | list[int] | None = None
+    allowed_tokens: str | list[int] | None = None
+
     # Aphrodite's samplers.
+    sampler_priority: str | list[int | str] | None = None
+    custom_token_bans: str | list[int] | None = None
     top_a: float | None = None
     tfs: float | None = None
     typical_p: float | None = None
@@ -100,7 +107,25 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     dry_max_occurrences: int | None = None
     dry_early_exit_match_len: int | None = None
 
+    # KoboldCpp's order, and the repetition penalty's reach as TabbyAPI has it.
+    sampler_order: list[int] | None = None
+    penalty_range: int | None = None
+
     # The same under names that other engines gave them.
+    repetition_penalty_range: int | None = None
+    repetition_range: int | None = None
+    rep_pen_range: int | None = None
+    rep_pen: float | None = None
+    min_temp: float | None = None
+    max_temp: float | None = None
+    temp_exponent: float | None = None
+    stop_sequence: str | list[str] | None = None
+    stopping_strings: str | list[str] | None = None
+    ban_eos_token: bool | None = None
+    add_bos_token: bool | None = None
+    grammar_string: str | None = None
+    regex_pattern: str | None = None
+    json_schema: str | dict[str, Any] | None = None
     typical: float | None = None
     top_n_sigma: float | None = None
     dynatemp_low: float | None = None
@@ -113,9 +138,29 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     timings: bool | None = None
     timings_per_token: bool | None = None
 
-    # Not supported yet.
+    # Not there: known only to be refused by name, see ``lacking.py``.
     use_beam_search: bool | None = None
     prompt_embeds: Any = None
+    num_beams: Any = None
+    guidance_scale: Any = None
+    cfg_scale: Any = None
+    token_healing: Any = None
+    encoder_repetition_penalty: Any = None
+    penalty_alpha: Any = None
+    repetition_decay: Any = None
+    adaptive_target: Any = None
+    response_prefix: Any = None
+    priority: Any = None
+    thinking_token_budget: Any = None
+    repetition_detection: Any = None
+    logprob_token_ids: Any = None
+    logits_processors: Any = None
+    kv_transfer_params: Any = None
+    mm_processor_kwargs: Any = None
+    media_io_kwargs: Any = None
+    vllm_xargs: Any = None
+    aphrodite_xargs: Any = None
+    spaces_between_special_tokens: bool | None = None
 
 
 class PromptLogprob(msgspec.Struct, kw_only=True):

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from ingle.plugin import CheckpointError, ConfigError, Quantizer, QuantizerBlock
 from ingle_quant_exl2.making.allocate import Choice, allocate
-from ingle_quant_exl2.making.block_linears import TABLES, linears, quantised_sites
+from ingle_quant_exl2.making.block_linears import TABLES, linears, part_linears, quantised_sites
 from ingle_quant_exl2.making.measure import gather_hessians, measure
 from ingle_quant_exl2.making.options import HEAD, BitPlan, padded
 from ingle_quant_exl2.making.settings import Exl2Options
@@ -70,6 +70,7 @@ class Exl2Quantizer(Quantizer):
         made: Made = {}
         for part in TABLES:
             option = TABLES[part][self._choice(block, part)]
+            self._check_weights(block, part)
             for site in quantised_sites(block, part):
                 plans = {item.name: option[item.key] for item in linears(block, site)}
                 made.update(self._site(block, plans, hessians.get(site.names)))
@@ -122,6 +123,16 @@ class Exl2Quantizer(Quantizer):
                 f"{block.num_blocks}: it is of another model."
             ) from None
 
+    def _check_weights(self, block: QuantizerBlock, part: str) -> None:
+        """A measurement of another model may have as many blocks."""
+        found = sum(item.out_features * item.in_features for item in part_linears(block, part))
+        measured = self._measured[block.index][part]["weights"]
+        if found != measured:
+            raise ConfigError(
+                f"The measurement has {measured} weights in {block.name} ({part}) and the model "
+                f"{found}: it is of another model. Give another --measurement."
+            )
+
     def _site(
         self, block: QuantizerBlock, plans: Mapping[str, BitPlan], hessian: torch.Tensor | None
     ) -> Made:
@@ -147,8 +158,15 @@ class Exl2Quantizer(Quantizer):
         return json.dumps(record) + "\n"
 
     def _keep_measurement(self) -> None:
-        if self._options.measurement is not None and self._reused is None:
-            Path(self._options.measurement).write_text(self._measurement_text(), encoding="utf-8")
+        if self._options.measurement is None or self._reused is not None:
+            return
+        path = Path(self._options.measurement)
+        part = path.with_name(f".{path.name}.part")
+        try:
+            part.write_text(self._measurement_text(), encoding="utf-8")
+            part.replace(path)
+        except OSError as error:
+            raise ConfigError(f"--measurement {path} cannot be written: {error}.") from error
 
 
 def padded_bias(bias: torch.Tensor) -> torch.Tensor:
@@ -172,9 +190,13 @@ def _read_measurement(options: Exl2Options) -> list[Mapping[str, Any]] | None:
     Raises:
         ConfigError: When the file is something else, or of the other kind of rounding.
     """
-    if options.measurement is None or not Path(options.measurement).is_file():
-        return None
     path = options.measurement
+    if path is None:
+        return None
+    if not Path(path).parent.is_dir():
+        raise ConfigError(f"--measurement {path}: there is no folder {Path(path).parent}.")
+    if not Path(path).exists():
+        return None
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
         is_known, method = found["kind"] == KIND, found["method"]

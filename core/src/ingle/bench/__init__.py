@@ -1,0 +1,1 @@
+"""Speed of one model: measured in this process, and in alternation with other engines."""

@@ -1,0 +1,76 @@
+"""``ingle compile``: what is compiled once per model and machine, before it is needed."""
+
+from __future__ import annotations
+
+import json as json_module
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from ingle.cli.demo_model import or_demo_model
+from ingle.config import EngineConfig
+
+if TYPE_CHECKING:
+    from ingle.cli.session import Session
+
+BATCHES = (1, 2, 4, 8, 9, 16, 17, 32)
+"""Sequences decoded together: on a card, every tile of rows that its kernels are compiled for, and
+every split of attention that follows from them."""
+PROMPT_TOKENS = 40
+"""More rows than kernels for few rows take, so that the path of prompts is compiled too."""
+
+
+def compile_kernels(
+    engine: EngineConfig, *, json: Annotated[bool, Parameter(negative=())] = False
+) -> None:
+    """Compile a model's kernels now, so that no server waits for them; the results stay on disk.
+
+    On a CPU these are the decode kernels of the model's shape (and of --speculative-model's); on a
+    card, all that loading and decoding with up to --max-num-seqs sequences compiles. Running it
+    again takes a few seconds and compiles nothing. Useful while a container is built.
+
+    Args:
+        json: Print JSON instead of a line.
+    """
+    from ingle.cli.session import Session
+
+    begun = time.perf_counter()
+    session = Session.open(or_demo_model(engine))
+    loaded = time.perf_counter()
+    report = _compile(session)
+    report |= {
+        "model": session.core.info.model,
+        "device": session.core.info.device,
+        "load_seconds": loaded - begun,
+        "compile_seconds": time.perf_counter() - loaded,
+    }
+    print(json_module.dumps(report, indent=2) if json else _line(report))
+
+
+def _compile(session: Session) -> dict[str, Any]:
+    from ingle.bench.measure import Measurer
+
+    core = session.core
+    compilers = core.compilers
+    missing = sum(compiler.num_missing for compiler in compilers)
+    for compiler in compilers:
+        compiler.compile_now()
+    if core.info.device.startswith("cuda"):
+        measurer = Measurer(core)
+        most = core.scheduler.limits.max_num_seqs
+        for batch in (size for size in BATCHES if size <= most):
+            measurer.decode(batch, PROMPT_TOKENS, 2)
+    return {
+        "num_kernels": missing,
+        "is_compiled": bool(compilers) and all(one.is_compiled for one in compilers),
+    }
+
+
+def _line(report: dict[str, Any]) -> str:
+    seconds = report["compile_seconds"]
+    if report["device"].startswith("cuda"):
+        return f"Decoding with every batch size was tried once, in {seconds:.1f} s."
+    if not report["is_compiled"]:
+        return "Nothing is compiled for this model: its steps run as they are."
+    return f"{report['num_kernels']} kernels compiled in {seconds:.1f} s; the others were there."

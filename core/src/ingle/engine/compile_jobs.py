@@ -1,0 +1,36 @@
+"""What there is to compile for a loaded model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ingle.engine.background_compiler import BackgroundCompiler, CompileJob
+from ingle.engine.decode_compiler import decode_compiler
+from ingle.engine.function_compiler import FunctionCompiler
+from ingle.engine.model_runner import ModelRunner
+from ingle.model.decoder import Decoder, Model
+from ingle.plugin.compiled_function import CompiledFunction
+from ingle.plugin.device import DeviceInfo
+from ingle.registry.loader import default_cache_folder
+
+
+def background_compiler(
+    runner: ModelRunner, model: Model, functions: Sequence[CompiledFunction], device: DeviceInfo
+) -> BackgroundCompiler | None:
+    """A compiler with what is on disk in use already; None where there is nothing to compile.
+
+    Args:
+        runner: Runs ``model``.
+        model: As it was loaded.
+        functions: What its kernels call.
+        device: Where it runs.
+    """
+    jobs: list[CompileJob] = []
+    decode = decode_compiler(runner, model, device) if isinstance(model, Decoder) else None
+    if decode is not None:
+        jobs.append(decode)
+    if functions:
+        prompts = FunctionCompiler(functions, default_cache_folder())
+        prompts.use_packages()
+        jobs.append(prompts)
+    return BackgroundCompiler(jobs) if jobs else None
