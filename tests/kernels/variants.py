@@ -217,10 +217,6 @@ FULL = (
     exl2("4 bit, g128, bf16", 3.6, ((4, 128),), BF16=True),
     exl2("4 bit, g128, 16 rows", 2.4, ((4, 128),), BM=16),
     exl2("8 + 4 + 3 bit", 3.1, ((3, 128), (4, 128), (8, 32))),
-    attention(99, head_dim=80),
-    attention(99, head_dim=256, dtype="bf16"),
-    attention(99, prompt=True),
-    attention(99, prompt=True, head_dim=96, dtype="bf16", WINDOW=1024, SOFTCAP=True),
 )
 
 
@@ -230,16 +226,8 @@ def quick_variants(arch: int) -> tuple[Variant, ...]:
 
 
 def full_variants(arch: int) -> tuple[Variant, ...]:
-    """All others that run on ``arch``."""
-    by_card = arch >= 89
-    return (
-        *FULL,
-        attention(99, "e4m3", PAGE=16, by_card=by_card),
-        attention(99, "e4m3", 256, "bf16", by_card=by_card),
-        attention(99, "e5m2"),
-        attention(99, "int8"),
-        attention(99, "int4"),
-    )
+    """All others of the table that run on ``arch``."""
+    return FULL
 
 
 def every_attention(arch: int) -> tuple[Variant, ...]:
