@@ -5,8 +5,8 @@ Letters: T tokens, H key/value heads, D head size.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 
@@ -34,6 +34,11 @@ class WatchedCache(KVCacheFormat):
         self._exact = exact
         self._form = form
         self._store = store
+
+    @property
+    def triton_read(self) -> Callable[..., Any] | None:
+        """As the exact format; written is through ``write``, which shows what it is given."""
+        return self._exact.triton_read
 
     def bytes_per_block(self, geometry: KVCacheGeometry) -> int:
         """As the exact format."""
