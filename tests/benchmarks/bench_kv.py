@@ -148,7 +148,7 @@ def main() -> None:
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(100, 20000, (given.tokens,), generator=generator).tolist()
     with torch.inference_mode():
-        report_prompts(engines, tokens, given.prompts)
+        report_prompts(engines, tokens, max(1, given.prompts))
         report_steps(engines, tokens, given.rounds)
 
 

@@ -32,6 +32,14 @@ BLOCK = 16
 NEW_TOKENS = 10
 
 
+def install(folder: Path, package: str, name: str, module: str) -> None:
+    """As ``conftest`` does it."""
+    info = folder / f"{package.replace('-', '_')}-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 0.1.0\n")
+    (info / "entry_points.txt").write_text(f"[ingle.plugins]\n{name} = {module}\n")
+
+
 def packed(tools: Any, method: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
     parts: dict[str, torch.Tensor]
     if method == "awq":
@@ -122,6 +130,8 @@ CACHES = [
 def test_every_way_to_be_served_gives_the_answers_of_being_alone(
     site: Path, model: Path, cache: str
 ) -> None:
+    for name in ("awq", "gptq", "exl2"):
+        install(site, f"ingle-quant-{name}", name, f"ingle_quant_{name}.plugin")
     asked = prompts()
     lone = Engine(model, cache, enable_prefix_caching=False, max_num_batched_tokens=2048)
     alone = [lone.answers([prompt])[0] for prompt in asked]

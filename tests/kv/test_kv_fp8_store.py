@@ -239,7 +239,7 @@ def test_measuring_leaves_room_and_rounds_as_well_as_any_scale_of_the_octave(
     form.observe(store, x)
     scales = store.scale.flatten()
     room = form.codec.largest * scales / x.abs().amax((0, 2))
-    assert ((room > 1.999) & (room < 4.001)).all()
+    assert ((room > 1.999) & (room < 4.1)).all()
 
     def errors(scale: torch.Tensor) -> torch.Tensor:
         largest = form.codec.largest
@@ -248,6 +248,7 @@ def test_measuring_leaves_room_and_rounds_as_well_as_any_scale_of_the_octave(
         return (rounded - x).square().sum((0, 2))
 
     low = 2 * x.abs().amax((0, 2)) / form.codec.largest
+    low = 2.0 ** ((low.log2() * 16).ceil() / 16)
     tried = torch.stack([errors(low * 2.0 ** (step / 16)) for step in range(16)])
     assert (errors(scales) <= tried.amin(0) * 1.0001).all()
     form.write(store, x, torch.arange(10))
@@ -263,7 +264,7 @@ def test_measuring_leaves_out_what_is_not_a_number_and_heads_of_zeros() -> None:
     x[0, 0, :4] = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.448])
     FORMATS[0].observe(store, x.bfloat16())
     first, second = store.scale.flatten().tolist()
-    assert 0.00199 < first < 0.00401
+    assert 0.00199 < first < 0.0041
     assert second == 1.0
     FORMATS[0].observe(store, x[:0])
     assert store.scale.flatten().tolist()[1] == 1.0

@@ -178,7 +178,10 @@ class Fp8Format(KVCacheFormat):
             return
         finite = torch.where(x.isfinite(), x.float(), 0.0)
         largest = finite.abs().amax((0, 2))
-        first = torch.where(largest > 0, largest / (self.codec.largest / 2), 1.0)
+        # on a grid, so that the last bits of a number decide nothing
+        least_scale = torch.log2(largest.clamp_min(1e-30) / (self.codec.largest / 2))
+        on_grid = torch.exp2((least_scale * TRIED_SCALES).ceil() / TRIED_SCALES)
+        first = torch.where(largest > 0, on_grid, 1.0)
         best = first
         least = torch.full_like(first, float("inf"))
         for step in range(TRIED_SCALES):
