@@ -9,7 +9,7 @@ QUIET_CORES := OMP_WAIT_POLICY=passive
 PYTEST := $(QUIET_CORES) $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-slow test-all previous-plugins test-container fuzz-formats kernels-full bench-packed check fix docs bench bench-kv bench-kv-quality bench-speculation bench-structured bench-quants check-peers bench-http bench-start bench-gpu clean
+.PHONY: help install demo serve test test-slow test-long test-all previous-plugins test-container fuzz-formats test-kernels-full kernels-full bench-packed check fix docs bench bench-kv bench-kv-quality bench-speculation bench-structured bench-quants check-peers bench-http bench-start bench-gpu clean
 
 help: ## What there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 18
@@ -30,7 +30,10 @@ test: install ## The tests, under ten minutes
 	$(PYTEST) -m "not slow"
 
 test-slow: install ## The slow ones: wheels into empty environments, the container file's steps
-	$(PYTEST) -m slow
+	$(PYTEST) -m "slow and not long"
+
+test-long: install ## The longest: more cases of what shorter tests hold, before a release
+	$(PYTEST) -m long
 
 test-all: test test-slow ## Both
 
@@ -42,6 +45,10 @@ fuzz-formats: install ## Thousands of random AWQ, GPTQ and EXL2 files through in
 
 previous-plugins: install ## The last release of each plugin with this core
 	$(BIN)/python tools/previous_plugins.py
+
+test-kernels-full: install ## Every format, dtype and row count on this CPU and in Triton's interpreter
+	$(PYTEST) tests/formats/test_affine_cpu.py tests/formats/test_exl2_cpu.py tests/formats/test_nibble_tiles.py
+	$(PYTEST) tests/kernels/test_gates.py
 
 test-container: install ## Run the container file's steps in an empty Debian (root, debootstrap)
 	$(BIN)/python tools/container.py --debootstrap

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+QUANTIZE = Path(__file__).parent / "quantize"
 
 
 @pytest.fixture(scope="session")
@@ -18,25 +21,29 @@ def demo_model_dir() -> Path:
     return default_demo_model()
 
 
-def _beside_the_quantizers(name: str) -> ModuleType:
-    """A module of ``tests/quantize``; test folders are no packages."""
-    path = Path(__file__).parent / "quantize" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(name, path)
+def _import_file(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(name, module)
+    sys.modules.setdefault(path.stem, module)
     spec.loader.exec_module(module)
     return module
 
 
 @pytest.fixture(scope="session")
+def import_file() -> Callable[[Path], ModuleType]:
+    """Imports one file under its own name: test folders are no packages."""
+    return _import_file
+
+
+@pytest.fixture(scope="session")
 def exl2_validity() -> ModuleType:
     """The checker of EXL2 folders."""
-    return _beside_the_quantizers("exl2_validity")
+    return _import_file(QUANTIZE / "exl2_validity.py")
 
 
 @pytest.fixture(scope="session")
 def packed_reader() -> ModuleType:
     """The reader of AWQ and GPTQ folders that shares nothing with Ingle."""
-    return _beside_the_quantizers("packed_reader")
+    return _import_file(QUANTIZE / "packed_reader.py")

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -97,10 +98,10 @@ def llama_folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def report(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, object]:
+def report(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
     """What ``ingle bench --json`` prints."""
     assert main([*ARGV, "--json", *argv]) == 0
-    found: dict[str, object] = json.loads(capsys.readouterr().out)
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
 
 
@@ -115,13 +116,13 @@ def test_bench_reports_every_figure_as_json(
         "time_to_first_token_cached_seconds",
     ):
         lowest, middle, highest = (found[f"{name}{end}"] for end in ("_min", "", "_max"))
-        assert 0 < lowest <= middle <= highest  # type: ignore[operator]
-    assert [row["batch"] for row in found["decode"]] == [1, 3]  # type: ignore[attr-defined]
-    assert found["decode"][0]["tokens_per_second"] == found["decode_tokens_per_second"]  # type: ignore[index]
+        assert 0 < lowest <= middle <= highest
+    assert [row["batch"] for row in found["decode"]] == [1, 3]
+    assert found["decode"][0]["tokens_per_second"] == found["decode_tokens_per_second"]
     assert (found["prompt_tokens"], found["output_tokens"], found["repeats"]) == (24, 4, 2)
     assert found["prefill_tokens"] == 32
-    assert found["startup_seconds"] <= found["startup_to_first_token_seconds"]  # type: ignore[operator]
-    assert found["resident_memory_bytes"] <= found["peak_memory_bytes"]  # type: ignore[operator]
+    assert found["startup_seconds"] <= found["startup_to_first_token_seconds"]
+    assert found["resident_memory_bytes"] <= found["peak_memory_bytes"]
 
 
 def test_bench_prints_a_table_and_draws_a_picture(
@@ -140,7 +141,7 @@ def test_bench_measures_only_batches_that_the_engine_runs_together(
     demo_commands: list[EngineConfig], capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = report(capsys, "--repeats", "1", "--batch", "2,1000")
-    assert [row["batch"] for row in found["decode"]] == [1, 2]  # type: ignore[attr-defined]
+    assert [row["batch"] for row in found["decode"]] == [1, 2]
 
 
 def test_bench_alternates_with_llama_cpp_and_gives_the_ratios(
@@ -148,7 +149,7 @@ def test_bench_alternates_with_llama_cpp_and_gives_the_ratios(
 ) -> None:
     argv = ["--compare", f"llama.cpp={llama_folder}", "--batch", "2", "--repeats", "2"]
     found = report(capsys, *argv, "--compare-model", str(llama_folder / "same.gguf"))
-    peer = found["compare"]["llama.cpp"]  # type: ignore[index]
+    peer = found["compare"]["llama.cpp"]
     assert set(peer) == {"startup_seconds", "decode_batch_1", "decode_batch_2", "prefill"}
     one = peer["decode_batch_1"]
     assert one["peer_tokens_per_second"] == 2.0
@@ -168,7 +169,7 @@ def test_bench_alternates_with_vllm_in_its_own_interpreter(
     (tmp_path / "vllm/sampling_params.py").write_text("class RequestOutputKind:\n    DELTA = 1\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     argv = ["--compare", f"vllm={sys.executable}", "--batch", "2", "--repeats", "1"]
-    peer = report(capsys, *argv)["compare"]["vllm"]  # type: ignore[index]
+    peer = report(capsys, *argv)["compare"]["vllm"]
     assert set(peer) == {"startup_seconds", "decode_batch_1", "decode_batch_2", "prefill"}
     assert peer["decode_batch_2"]["peer_tokens_per_second"] > 0
 

@@ -65,7 +65,7 @@ def test_every_flag_that_asks_for_what_is_lacking_is_refused_with_the_reason(
         ["--enable-lora", "false"],
         ["--no-enable-lora"],
         ["--enable_lora=False"],
-        ["--cpu-offload-gb", "0"],
+        ["--kv-offloading-size", "0"],
         ["--speculative-config={}"],
     ],
 )

@@ -19,7 +19,7 @@ ENOUGH = 240
 """Tokens within which every one of the schemas can be answered."""
 PATIENCE = 240.0
 """Seconds; so long because all schemas are asked at once, and machines may be busy."""
-SEEDS = [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3, 4))]
+SEEDS = [1, *(pytest.param(seed, marks=[pytest.mark.slow, pytest.mark.long]) for seed in (2, 3, 4))]
 
 
 def ask(server: LiveServer, schema: dict[str, Any], **fields: Any) -> dict[str, Any]:

@@ -21,7 +21,10 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 AT_ONCE = 25
 PATIENCE = 240.0
 """Seconds; so long because all prompts are asked at once, and machines may be busy."""
-SETS = [pytest.param(FEW, id="10"), pytest.param(PROMPTS, id="50", marks=pytest.mark.slow)]
+SETS = [
+    pytest.param(FEW, id="10"),
+    pytest.param(PROMPTS, id="50", marks=[pytest.mark.slow, pytest.mark.long]),
+]
 
 
 def test_there_are_fifty_prompts() -> None:

@@ -1,4 +1,5 @@
-"""SillyTavern's requests, field for field, against a real server process with the demo model.
+"""SillyTavern's requests, field for field, against a real server process with the demo
+model, in float32: then a stream gives the very tokens of the whole answer.
 
 The bodies are what SillyTavern 1.13 sends for each kind of server it knows (its
 ``public/scripts/textgen-settings.js``, ``src/endpoints/backends/text-completions.js`` and
@@ -212,23 +213,23 @@ OLLAMA: dict[str, Any] = {
 
 @pytest.mark.parametrize("kind", BODIES)
 def test_text_completions_are_answered_whole_and_streamed(
-    demo_server: LiveServer, kind: str
+    exact_server: LiveServer, kind: str
 ) -> None:
     body = BODIES[kind]
-    whole = demo_server.http.post("/v1/completions", json={**body, "stream": False})
+    whole = exact_server.http.post("/v1/completions", json={**body, "stream": False})
     assert whole.status_code == 200, whole.text
     text = whole.json()["choices"][0]["text"]
     assert "Paris" in text
-    streamed = demo_server.http.post("/v1/completions", json={**body, "stream": True}).text
+    streamed = exact_server.http.post("/v1/completions", json={**body, "stream": True}).text
     frames = [frame.removeprefix("data: ") for frame in streamed.split("\n\n") if frame]
     assert frames.pop() == "[DONE]"
     chunks = [json.loads(frame) for frame in frames]
     assert "".join(c["choices"][0]["text"] for c in chunks if c["choices"]) == text
 
 
-def test_what_it_looks_up_first_is_there(demo_server: LiveServer) -> None:
+def test_what_it_looks_up_first_is_there(exact_server: LiveServer) -> None:
     def get(path: str) -> Any:
-        answer = demo_server.http.get(path)
+        answer = exact_server.http.get(path)
         assert answer.status_code == 200, path
         return answer.json()
 
@@ -241,9 +242,9 @@ def test_what_it_looks_up_first_is_there(demo_server: LiveServer) -> None:
     assert get("/api/v1/model")["result"] == "demo"
 
 
-def test_its_ways_to_count_tokens_agree(demo_server: LiveServer) -> None:
+def test_its_ways_to_count_tokens_agree(exact_server: LiveServer) -> None:
     def post(path: str, **body: Any) -> Any:
-        answer = demo_server.http.post(path, json=body)
+        answer = exact_server.http.post(path, json=body)
         assert answer.status_code == 200, path
         return answer.json()
 
@@ -254,36 +255,36 @@ def test_its_ways_to_count_tokens_agree(demo_server: LiveServer) -> None:
     assert post("/api/extra/tokencount", prompt=PROMPT) == {"value": len(ids), "ids": ids}
 
 
-def test_kobolds_whole_body_is_answered(demo_server: LiveServer) -> None:
-    answer = demo_server.http.post("/api/v1/generate", json=KOBOLD)
+def test_kobolds_whole_body_is_answered(exact_server: LiveServer) -> None:
+    answer = exact_server.http.post("/api/v1/generate", json=KOBOLD)
     assert answer.status_code == 200, answer.text
     text = answer.json()["results"][0]["text"]
     assert "Paris" in text
-    streamed = demo_server.http.post("/api/extra/generate/stream", json=KOBOLD).text
+    streamed = exact_server.http.post("/api/extra/generate/stream", json=KOBOLD).text
     data = [json.loads(part.split("data: ")[1]) for part in streamed.split("\n\n") if part]
     assert "".join(each["token"] for each in data) == text
-    assert demo_server.http.post("/api/extra/abort").status_code == 200
+    assert exact_server.http.post("/api/extra/abort").status_code == 200
 
 
-def test_ollamas_body_is_answered(demo_server: LiveServer) -> None:
-    answer = demo_server.http.post("/api/generate", json=OLLAMA)
+def test_ollamas_body_is_answered(exact_server: LiveServer) -> None:
+    answer = exact_server.http.post("/api/generate", json=OLLAMA)
     assert answer.status_code == 200, answer.text
     assert "Paris" in answer.json()["response"]
-    lines = demo_server.http.post("/api/generate", json={**OLLAMA, "stream": True}).text
+    lines = exact_server.http.post("/api/generate", json={**OLLAMA, "stream": True}).text
     parts = [json.loads(line) for line in lines.splitlines()]
     assert "".join(part["response"] for part in parts) == answer.json()["response"]
 
 
-def test_banned_strings_hold_in_a_real_stream(demo_server: LiveServer) -> None:
+def test_banned_strings_hold_in_a_real_stream(exact_server: LiveServer) -> None:
     body = {**BODIES["tabby"], "dry_multiplier": 0, "repetition_penalty": 1, "max_tokens": 24}
     ask: dict[str, Any] = {**body, "banned_strings": [], "stopping_strings": None, "stop": None}
-    free = demo_server.http.post("/v1/completions", json=ask).json()["choices"][0]["text"]
+    free = exact_server.http.post("/v1/completions", json=ask).json()["choices"][0]["text"]
     banned = ["PARIS", *[word for word in free.split() if len(word) > 3][1:3]]
     ask["banned_strings"] = banned
-    whole = demo_server.http.post("/v1/completions", json=ask).json()
+    whole = exact_server.http.post("/v1/completions", json=ask).json()
     text = whole["choices"][0]["text"]
     assert not any(word.lower() in text.lower() for word in banned)
     assert whole["usage"]["completion_tokens"] <= 24
-    streamed = demo_server.http.post("/v1/completions", json={**ask, "stream": True}).text
+    streamed = exact_server.http.post("/v1/completions", json={**ask, "stream": True}).text
     chunks = [json.loads(f[6:]) for f in streamed.split("\n\n") if f[6:].startswith("{")]
     assert "".join(c["choices"][0]["text"] for c in chunks if c["choices"]) == text

@@ -288,6 +288,24 @@ def test_of_a_stop_string_and_a_banned_one_the_first_to_end_counts(
     assert collected(core_of(), (prompt, params))[0][0] == expected
 
 
+@pytest.mark.parametrize("caching", [True, False])
+def test_completions_of_one_request_go_back_each_for_itself(
+    core_of: Any, letters: Any, caching: bool
+) -> None:
+    prompt = [3, 5, 4, 9, 2]
+    text = letters(going_back(hashed(prompt), letters, [], 20)[0])
+    banned = [text[1:3], text[6:7]]
+    core = core_of(enable_prefix_caching=caching, num_blocks=14, max_model_len=40)
+    params = greedy(banned, max_tokens=20, n=4)
+    expected = going_back(hashed(prompt), letters, banned, 20)[0]
+    parts: dict[int, list[int]] = {}
+    for output in stream(core, (prompt, params), (prompt, params)):
+        for piece in output.outputs:
+            parts.setdefault(piece.index, []).extend(piece.token_ids)
+    assert [sorted(parts[index]) for index in range(4)] == [sorted(expected * 2)] * 4
+    assert core.scheduler.blocks.usage == 0
+
+
 def test_an_answer_that_cannot_avoid_a_banned_string_ends(core_of: Any) -> None:
     letters = [chr(ord("a") + n) for n in range(22)]
     core = core_of()
@@ -427,6 +445,7 @@ def test_a_token_drawn_instead_is_distributed_as_if_the_banned_one_did_not_exist
     assert statistic < 13.8  # 2 degrees of freedom, p = 0.001
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
@@ -84,33 +82,26 @@ def cpu_product() -> Callable[..., torch.Tensor]:
     return multiply
 
 
-def import_beside(name: str, folder: Path = Path(__file__).parent) -> ModuleType:
-    """The module ``name`` of ``folder``: test folders are no packages."""
-    spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(name, module)
-    spec.loader.exec_module(module)
-    return module
+Import = Callable[[Path], ModuleType]
+HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="session")
-def round_to_nearest() -> ModuleType:
+def round_to_nearest(import_file: Import) -> ModuleType:
     """The packer beside this file."""
-    return import_beside("round_to_nearest")
+    return import_file(HERE / "round_to_nearest.py")
 
 
 @pytest.fixture(scope="session")
-def wild() -> ModuleType:
+def wild(import_file: Import) -> ModuleType:
     """Packers of every layout, ``wild_packers.py``."""
-    return import_beside("wild_packers")
+    return import_file(HERE / "wild_packers.py")
 
 
 @pytest.fixture(scope="session")
-def card() -> DeviceInfo:
+def card(import_file: Import) -> DeviceInfo:
     """A CUDA card as plugins see it, whose tensors lie on the CPU."""
-    module = import_beside("interpreted_device", Path(__file__).parents[1] / "kernels")
+    module = import_file(HERE.parent / "kernels/interpreted_device.py")
     found: DeviceInfo = module.CARD
     return found
 
@@ -160,9 +151,9 @@ Run = Callable[..., dict[str, torch.Tensor]]
 
 
 @pytest.fixture(scope="session")
-def plugin_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def plugin_site(tmp_path_factory: pytest.TempPathFactory, import_file: Import) -> Path:
     """A folder that makes this checkout's plugins count as installed."""
-    live_server = import_beside("live_server", Path(__file__).parents[1] / "end_to_end")
+    live_server = import_file(HERE.parent / "end_to_end/live_server.py")
     site = tmp_path_factory.mktemp("site")
     live_server.environment(site)
     return site

@@ -19,7 +19,7 @@ needs_int4 = pytest.mark.skipif(
     not packing_is_known(), reason="this processor's torch packs int4 in another way"
 )
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-ROWS = (0, 1, 2, 15, 16, 17, 64, 65, 257)
+ROWS = (0, 1, 2, 7, 15, 16, 17, 64, 65, 257)
 LAYOUTS = {
     "4 bit": ((4, 128),) * 3,
     "5 and 4 bit": ((5, 32), (5, 32), (4, 32), (4, 128)),

@@ -12,14 +12,19 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
+import triton.language as tl
+
 from ingle.attention.paged_kernel import paged_attention_kernel
 from ingle.attention.paged_triton import decode_config, padded, prompt_config
 from ingle.builtin.affine_triton import w4_decode_kernel
 from ingle.builtin.kv_int_triton import read_int4, read_int8
 from ingle.builtin.kv_native_triton import read_native
+from ingle.builtin.tile_triton import tile_kernel
+from ingle.plugin.affine_decode import decode_affine
 from ingle.testing.triton_compile import ARCHITECTURES, CompileReport, compile_kernel
 from ingle_kv_fp8.triton_io import read_e4m3, read_e5m2
 from ingle_quant_exl2.kernel import exl2_decode_kernel
+from ingle_quant_exl2.tiles import decode_exl2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +185,35 @@ def attention(
     )
 
 
+AFFINE = "(*i32:16 *fp16:16 *u8:16 *i32:16)"
+EXL2 = "(*i32:16 *i32:16 *fp16:16 *i32:16 *i32:16)"
+
+
+def tiles(name: str, budget: float, dtype: str = "fp16", **changes: Any) -> Variant:
+    """4096 x 4096, affine, 4 bits in groups of 128, up to 16 rows split 8 ways, unless changed."""
+    constants = {
+        "DECODE": decode_affine, "META": (4, 1, 128), "N": 4096, "K": 4096,
+        "DTYPE": {"fp16": tl.float16, "bf16": tl.bfloat16, "fp32": tl.float32}[dtype], "BM": 16,
+        "BN": 32, "BK": 64, "SPLITS": 8, "HAS_RESIDUAL": False,
+    }  # fmt: skip
+    constants |= changes
+    tensors = AFFINE if constants["DECODE"] is decode_affine else EXL2
+    signature = (
+        f"x=*{dtype}:16,tensors={tensors},out=*{dtype}:16,residual=None,partials=*fp32:16,"
+        "counters=*i32:16,M=i32,K0=i32:16,K1=i32:16,X_STRIDE=i32:16"
+    )
+    return Variant(
+        name=f"tiles {name}, {dtype}",
+        kernel=tile_kernel,
+        signature=signature,
+        constants=constants,
+        num_warps=4,
+        num_stages=3,
+        items_per_lane=constants["BN"] * constants["BK"] / 128,
+        budget=budget,
+    )
+
+
 QUICK = (
     w4("1-8 rows", 2.1),
     exl2("2.5 bit, g64", 2.2, ((2, 64), (3, 64))),
@@ -217,6 +251,13 @@ FULL = (
     exl2("4 bit, g128, bf16", 3.6, ((4, 128),), BF16=True),
     exl2("4 bit, g128, 16 rows", 2.4, ((4, 128),), BM=16),
     exl2("8 + 4 + 3 bit", 3.1, ((3, 128), (4, 128), (8, 32))),
+    tiles("4 bit", 60, "fp16"),
+    tiles("4 bit", 60, "bf16"),
+    tiles("4 bit", 60, "fp32"),
+    tiles("4 bit, 64 rows", 60, "fp16", BM=64, SPLITS=1),
+    tiles("3 bit", 60, "fp16", META=(3, 1, 128)),
+    tiles("8 bit", 60, "fp16", META=(8, 0, 128)),
+    tiles("EXL2 4 bit", 60, "fp32", DECODE=decode_exl2, META=(4,)),
 )
 
 
@@ -244,18 +285,25 @@ def every_attention(arch: int) -> tuple[Variant, ...]:
     )
 
 
+def cell(variant: Variant, report: CompileReport) -> str:
+    """Registers / bytes of shared memory / bytes spilled / resident warps per SM / instructions per
+    item of the main loop."""
+    numbers = (report.registers, report.shared_bytes, report.spill_bytes, report.warps_per_sm)
+    return (
+        " / ".join(map(str, numbers))
+        + f" / {report.loop_instructions / variant.items_per_lane:.2f}"
+    )
+
+
 def print_table() -> None:
-    """Markdown: per variant and architecture registers / warps per SM / instructions per item."""
+    """Markdown: a row per variant, a cell (``cell``) per architecture."""
     print("| kernel | " + " | ".join(f"sm_{arch}" for arch in ARCHITECTURES) + " |")
     print("|---|" + "---|" * len(ARCHITECTURES))
     columns = [(*quick_variants(arch), *full_variants(arch)) for arch in ARCHITECTURES]
     for row in zip(*columns, strict=True):
         cells = []
         for arch, variant in zip(ARCHITECTURES, row, strict=True):
-            report = variant.compile(arch)
-            cost = report.loop_instructions / variant.items_per_lane
-            spills = f" / {report.spill_bytes} B spilled" if report.spill_bytes else ""
-            cells.append(f"{report.registers} / {report.warps_per_sm} / {cost:.2f}{spills}")
+            cells.append(cell(variant, variant.compile(arch)))
         print(f"| {row[0].name} | " + " | ".join(cells) + " |")
         sys.stdout.flush()
 

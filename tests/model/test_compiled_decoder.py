@@ -265,6 +265,7 @@ def test_a_damaged_package_is_not_used(tmp_path: Path, demo_model_dir: Path) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # four compilations, some 30 s each on a quiet machine
 def test_packages_are_built_once_and_give_the_same_logits(
     tmp_path: Path, demo_model_dir: Path
 ) -> None:

@@ -52,7 +52,7 @@ TORCH = "TORCH_INDEX=https://pypi.org/simple"
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("variant", ["cuda", "cpu"])
+@pytest.mark.parametrize("variant", ["cuda", pytest.param("cpu", marks=pytest.mark.long)])
 def test_the_steps_of_the_container_file_work_and_its_entry_point_answers(variant: str) -> None:
     """The small variant in an empty Debian, where one can be made, and held to its size."""
     command = [sys.executable, str(ROOT / "tools/container.py")]

@@ -27,9 +27,11 @@ from ingle.quantize.evaluation import EvaluationConfig
 from ingle.quantize.teacher_forcing import load_forced
 from ingle.registry.loader import default_cache_folder
 
-BOUNDS = {"description": 1e-4, "transformers": 1e-2, "gptqmodel": 1e-2}
-"""Root mean square of the difference over the standard deviation: the rounding of float32, and for
-the peers of float16, which is all that their linears compute in on a CPU."""
+BOUNDS = {"description": 1e-4, "transformers": 3e-2, "gptqmodel": 1e-2}
+"""Root mean square of the difference over the standard deviation. The description's weights leave
+the rounding of float32; GPTQModel's plain linear that of float16. What transformers picks on a CPU
+(TorchAtenLinear) rounds scales and inputs to bfloat16, and the demo model's logits in bfloat16 are
+2e-2 from those in float32 (docs/benchmarks.md)."""
 TEXTS = (
     "The capital of France is Paris, and the capital of Italy is Rome. Both are old cities.",
     "def fibonacci(n):\n    if n < 2:\n        return n\n    return fibonacci(n - 1) + ",

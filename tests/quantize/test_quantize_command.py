@@ -118,7 +118,9 @@ CALIBRATED = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", CALIBRATED)
+@pytest.mark.parametrize(
+    "form", ["gptq", *(pytest.param(form, marks=pytest.mark.long) for form in ("awq", "exl2"))]
+)
 def test_a_process_that_is_killed_twice_goes_on_to_the_same_bytes(
     form: str,
     tiny_llama: Path,

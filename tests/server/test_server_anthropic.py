@@ -21,6 +21,7 @@ TOOL = {
     "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}},
 }
 CALL = '{"name": "weather", "arguments": {"city": "Rome"}}'
+FORCED = {"any": f"[{CALL}]", "tool": '{"city":"Rome"}'}
 
 
 def _client(running: Running, key: str = "any") -> Anthropic:
@@ -122,6 +123,18 @@ def test_any_tool_forces_a_call(client: Anthropic, shared: Running) -> None:
             model=MODEL, max_tokens=9, messages=MESSAGES, tools=[TOOL], tool_choice=choice
         )
         assert shared.engine.seen[-1].params.structured is not None
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "weather"}])
+def test_a_forced_call_ends_as_a_call(choice: Any) -> None:
+    with running_server() as running, _client(running) as client:
+        running.engine.answer = FORCED[choice["type"]]
+        options: dict[str, Any] = {"model": MODEL, "max_tokens": 200, "tools": [TOOL]}
+        answer = client.messages.create(messages=MESSAGES, tool_choice=choice, **options)
+        assert [block.type for block in answer.content] == ["tool_use"]
+        assert answer.stop_reason == "tool_use"
+        with client.messages.stream(messages=MESSAGES, tool_choice=choice, **options) as stream:
+            assert stream.get_final_message().stop_reason == "tool_use"
 
 
 def test_tokens_are_counted(client: Anthropic) -> None:

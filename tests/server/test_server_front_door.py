@@ -91,6 +91,7 @@ def test_tls_serves_every_client_that_trusts_the_certificate(
             httpx.get(url.replace("https", "http") + "/health", timeout=TIMEOUT)
 
 
+@pytest.mark.slow
 def test_files_that_are_no_certificate_are_told_before_the_model_is_loaded(
     certificate: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -149,7 +150,10 @@ def test_a_proxy_may_publish_it_under_a_prefix() -> None:
     assert "--root-path" in refused("--root-path", "llm/")
 
 
-@pytest.mark.parametrize("way", ["flags", "environment", "file"])
+@pytest.mark.parametrize(
+    "way",
+    ["environment", *(pytest.param(way, marks=pytest.mark.slow) for way in ("flags", "file"))],
+)
 def test_keys_come_by_flag_by_environment_and_by_file(way: str, tmp_path: Path) -> None:
     settings = tmp_path / "settings.yaml"
     settings.write_text("api-key: [one, two]\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -153,6 +154,21 @@ def test_token_ids_are_returned_on_request(http: httpx.Client) -> None:
     (choice,) = http.post("/v1/completions", json=body).json()["choices"]
     assert choice["logprobs"]["tokens"] == ["token_id:90", "token_id:111"]
     assert choice["token_ids"] == [90, 111]
+
+
+def test_token_ids_are_streamed_on_request(http: httpx.Client) -> None:
+    fields = {"return_token_ids": True, "max_tokens": 2, "stream": True}
+    for path, asked, prompt in (
+        ("/v1/completions", {"prompt": "hi"}, b"hi"),
+        (CHAT, {"messages": [{"role": "user", "content": "hi"}]}, b"user: hi\n"),
+    ):
+        answer = http.post(path, json={"model": "fake/model", **asked, **fields})
+        lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]
+        choices = [json.loads(line)["choices"][0] for line in lines]
+        known = [choice["prompt_token_ids"] for choice in choices if "prompt_token_ids" in choice]
+        assert known == [list(prompt)]
+        made = [token for choice in choices for token in choice.get("token_ids", ())]
+        assert made == list(b"Zo")
 
 
 def test_a_default_limit_is_cut_to_the_context(http: httpx.Client, shared: Running) -> None:

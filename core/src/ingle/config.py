@@ -55,6 +55,9 @@ class EngineConfig:
             takes the longest that fits and says so.
         embedding_device: Where token embeddings live; ``auto`` moves them to host memory when a
             model fits its card only so.
+        offload_layers: Of the last layers so many keep their weights in host memory, from where
+            they come over ahead of use, two at a time; needs a card.
+        cpu_offload_gb: The same, told in GiB of weights to keep in host memory.
         gpu_memory_utilization: Share of the card's memory to use, 0 to 1; without it everything
             that is free but a reserve of 0.25 GiB.
         kv_cache_memory_bytes: Exact size of the KV cache (``512MiB``, ``4GiB`` or bytes); decides
@@ -96,6 +99,8 @@ class EngineConfig:
     max_model_len: int | str = "auto"
     on_memory: OnMemory = "error"
     embedding_device: EmbeddingDevice = "auto"
+    offload_layers: int = 0
+    cpu_offload_gb: float = 0.0
     gpu_memory_utilization: float | None = None
     kv_cache_memory_bytes: int | str | None = None
     max_num_seqs: int = 32
@@ -120,6 +125,7 @@ class EngineConfig:
             object.__setattr__(self, "kv_cache_memory_bytes", value)
         for name in ("hf_overrides", "rope_scaling"):
             parse_object(f"--{name.replace('_', '-')}", getattr(self, name))
+        check_offload(self.offload_layers, self.cpu_offload_gb)
         share = self.gpu_memory_utilization
         if share is not None and not 0 < share <= 1:
             raise ConfigError(
@@ -162,6 +168,17 @@ class EngineConfig:
     def max_running(self) -> int:
         """Sequences computed together at most, single-user mode included."""
         return 1 if self.single_user_mode else self.max_num_seqs
+
+
+def check_offload(layers: int, gigabytes: float) -> None:
+    """Raises ``ConfigError`` when --offload-layers and --cpu-offload-gb cannot both be meant."""
+    if layers < 0 or gigabytes < 0:
+        raise ConfigError(
+            f"--offload-layers and --cpu-offload-gb must be 0 or more, got {layers} and "
+            f"{gigabytes:g}."
+        )
+    if layers and gigabytes:
+        raise ConfigError("--offload-layers and --cpu-offload-gb say the same; give one of them.")
 
 
 def _require_positive(name: str, value: int) -> None:

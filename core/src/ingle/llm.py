@@ -50,9 +50,9 @@ class LLM:
 
     def __init__(self, model: str, **options: Any) -> None:
         config = _config(model, options)
-        from ingle.engine.engine import build_engine_core  # torch comes with it
+        from ingle.engine.first_import import import_builder
 
-        self._core = build_engine_core(config)
+        self._core = import_builder()(config)
         self._num_requests = 0
 
     @classmethod

@@ -37,6 +37,10 @@ async def read_json(
     return decode(await read_body(request, limit, seconds), decoder)
 
 
+_CLOSE = {"connection": "close"}
+"""The rest of such a body may never come: nothing can follow it on its connection."""
+
+
 async def read_body(request: Request[Any, Any, Any], limit: int, seconds: float) -> bytes:
     """The body's bytes; asked again, the same ones.
 
@@ -50,7 +54,8 @@ async def read_body(request: Request[Any, Any, Any], limit: int, seconds: float)
         async with asyncio.timeout(seconds):
             body = await _read(request, limit)
     except TimeoutError:
-        raise ApiError(408, f"The body did not arrive within {seconds:g} seconds.") from None
+        message = f"The body did not arrive within {seconds:g} seconds."
+        raise ApiError(408, message, headers=_CLOSE) from None
     request.scope["state"]["body"] = body
     return body
 
@@ -97,7 +102,8 @@ def client_gone() -> ApiError:
 
 
 def _too_large(limit: int) -> ApiError:
-    return ApiError(413, f"The request body is larger than the limit of {limit} bytes.")
+    message = f"The request body is larger than the limit of {limit} bytes."
+    return ApiError(413, message, headers=_CLOSE)
 
 
 def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:

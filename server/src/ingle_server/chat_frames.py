@@ -88,6 +88,7 @@ def _choice(shape: ChatShape, index: int, collected: Collected) -> ChatChoice:
     )
     if shape.request.return_token_ids:
         choice.token_ids = collected.token_ids
+        choice.prompt_token_ids = shape.flight.prompts[0].token_ids
     return choice
 
 
@@ -150,10 +151,18 @@ class ChatFrames:
         self._always_usage = bool(options and options.continuous_usage_stats)
 
     def opening(self) -> bytes:
-        """The role, once per choice."""
+        """The role, once per choice, and the prompt's tokens for who wants them."""
+        shape = self._shape
+        prompt = shape.flight.prompts[0].token_ids if shape.request.return_token_ids else UNSET
         return b"".join(
-            self._frame(ChatChunkChoice(index=i, delta=ChatDelta(role="assistant", content="")))
-            for i in range(self._shape.flight.num_choices)
+            self._frame(
+                ChatChunkChoice(
+                    index=i,
+                    delta=ChatDelta(role="assistant", content=""),
+                    prompt_token_ids=prompt,
+                )
+            )
+            for i in range(shape.flight.num_choices)
         )
 
     def write(self, arrival: Arrival) -> bytes:

@@ -132,6 +132,7 @@ class CompletionFrames:
         self._with_usage = bool(options and options.include_usage)
         self._always_usage = bool(options and options.continuous_usage_stats)
         n = shape.flight.params.n
+        self._begun: set[int] = set()
         self._logprobs = [shape.logprob_writer(i // n) for i in range(shape.flight.num_choices)]
 
     def opening(self) -> bytes:
@@ -185,6 +186,10 @@ class CompletionFrames:
             choice.logprobs = writer.write(piece.logprobs)
         if self._shape.request.return_token_ids:
             choice.token_ids = piece.token_ids
+            if index not in self._begun:
+                prompt = self._shape.flight.prompts[index // self._shape.flight.params.n]
+                choice.prompt_token_ids = prompt.token_ids
+                self._begun.add(index)
         if reason is not None:
             choice.stop_reason = piece.stop_reason
         has_news = piece.text or reason or choice.logprobs or choice.token_ids

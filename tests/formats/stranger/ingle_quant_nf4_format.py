@@ -1,5 +1,5 @@
 """Four-bit normal floats in blocks of 64, as a stranger would add a format of no known kind: a
-loader and a reference. Core's ``dequantize`` kernel serves it on any device.
+loader, a reference and a ten-line decode function, which gives it core's products on a card.
 
 ``NAME.nf4_codes`` uint8 [N, K/2], input 2i low; ``NAME.nf4_absmax`` float16 [N, K/64].
 Shape letters: N output features, K input features.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import Any, ClassVar, Self
 
 import torch
@@ -23,6 +24,7 @@ from ingle.plugin import (
     Quantizer,
     QuantizerBlock,
     TensorReader,
+    TritonDecode,
     WeightFormat,
     WeightLoader,
 )
@@ -53,6 +55,18 @@ class Nf4Weight(LinearWeight):
         nibbles = torch.stack((self.codes & 15, self.codes >> 4), -1).flatten(1).long()
         values = torch.tensor(CODEBOOK, device=self.codes.device)[nibbles]
         return values * self.absmax.float().repeat_interleave(BLOCK, 1)
+
+    @property
+    def triton(self) -> TritonDecode | None:
+        """How core's kernels decode it, where triton is installed."""
+        if find_spec("triton") is None:
+            return None
+        from ingle_quant_nf4_decode import decode_nf4
+
+        book = torch.tensor(CODEBOOK, device=self.codes.device)
+        tensors = (self.codes, self.absmax, book)
+        sections = ((0, self.in_features, (BLOCK,)),)
+        return TritonDecode(fn=decode_nf4, tensors=tensors, sections=sections, tile=(1, 1))
 
     def tensors(self) -> Mapping[str, torch.Tensor]:
         """Both."""

@@ -7,11 +7,15 @@ import re
 from pathlib import Path
 
 import pytest
-from variants import Variant, every_attention, full_variants, quick_variants
+from variants import Variant, cell, every_attention, full_variants, quick_variants
 
 from ingle.testing.triton_compile import ARCHITECTURES, CompileReport
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "kernels.md"
+
+
+MOST_SPILLED = 64
+"""Bytes a general kernel may spill, stores and loads together."""
 
 
 def row_of(variant: Variant) -> list[str]:
@@ -23,21 +27,17 @@ def row_of(variant: Variant) -> list[str]:
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_the_table_of_docs_has_every_variant_and_the_quick_ones_figures(arch: int) -> None:
-    place = list(ARCHITECTURES).index(arch)
-    quick = quick_variants(arch)
-    for variant in (*quick, *full_variants(arch)):
+def test_the_table_of_docs_has_every_variant(arch: int) -> None:
+    for variant in (*quick_variants(arch), *full_variants(arch)):
         assert len(row_of(variant)) == len(ARCHITECTURES), variant.name
-    report = quick[0].compile(arch)
-    registers, warps, _ = row_of(quick[0])[place].split(" / ")
-    assert (report.registers, report.warps_per_sm) == (int(registers), int(warps))
 
 
 def check(variant: Variant, arch: int) -> CompileReport:
-    """Compiles and asserts what must hold for every kernel."""
+    """Compiles and asserts what must hold for every kernel; the table of docs says the same."""
     report = variant.compile(arch)
-    print(variant.name, arch, report.registers, report.shared_bytes, report.instructions)
-    assert report.spill_bytes == 0
+    assert row_of(variant)[list(ARCHITECTURES).index(arch)] == cell(variant, report)
+    # The general kernels are made to be right for everything; the others never spill.
+    assert report.spill_bytes <= (MOST_SPILLED if variant.name.startswith("tiles") else 0)
     assert report.shared_bytes <= report.shared_limit_bytes
     assert report.loop_instructions > 0
     assert report.loop_instructions / variant.items_per_lane <= variant.most(arch)

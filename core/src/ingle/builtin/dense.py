@@ -89,6 +89,10 @@ class DenseLoader(WeightLoader):
             prod(self._info.tensor_shapes[tensor]) * FLOAT_BYTES[self._info.tensor_dtypes[tensor]]
         )
 
+    def has_row_product(self, name: str) -> bool:
+        """Always."""
+        return True
+
     def can_shard(self, spec: LinearSpec) -> Support:
         """A dense weight can be cut anywhere; one expert of a stack is loaded whole."""
         if spec.expert is not None:

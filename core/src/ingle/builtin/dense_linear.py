@@ -62,7 +62,7 @@ class PackedDenseWeight(DenseWeight):
         )
 
 
-STREAMS = 8
+STREAMS = 4
 """Places a product reads its weight from at once. One stream leaves a core waiting for memory at
 every page border (docs/benchmarks.md)."""
 

@@ -21,6 +21,7 @@ WANTED_FILES: Final[Sequence[str]] = (
 )
 UNWANTED_FILES: Final[Sequence[str]] = ("*/*", "consolidated*", "adapter_model*", "optimizer*")
 """Sub-folders (ONNX, the makers' own format) and second copies of the weights."""
+_WANTED: Final = "the folder that config.json and *.safetensors lie in, or a hub id."
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*|[A-Za-z0-9][\w\-]*")
 
 
@@ -42,7 +43,7 @@ def resolve_model(model: str, revision: str | None = None) -> Path:
     if model and folder.is_dir():
         return folder
     if model and folder.exists():
-        raise CheckpointError(f"{model} is a file; give the folder it lies in, or a hub id.")
+        raise CheckpointError(f"{model} is a file{_kind(folder)}; give {_WANTED}")
     if not _HUB_ID.fullmatch(model):
         raise CheckpointError(
             f"There is no folder {model!r}, and it is no hub id such as Qwen/Qwen3-8B."
@@ -55,6 +56,15 @@ def resolve_model(model: str, revision: str | None = None) -> Path:
             "https://huggingface.co/spaces/safetensors/convert"
         )
     return path
+
+
+def _kind(file: Path) -> str:
+    """What a file is that no folder of safetensors is, if its first bytes tell."""
+    with file.open("rb") as stream:
+        start = stream.read(4)
+    if start == b"GGUF":
+        return " in GGUF, llama.cpp's format, which is not read"
+    return ""
 
 
 def find_model(model: str, revision: str | None = None) -> Path:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from ingle.engine.fit_advice import Suggestion
 
 GIB = 1024**3
+SMALLEST_CARD = GIB // 4
+"""Less memory than this is a unit that was left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +39,8 @@ class FitConfig:
         device: Where to run, without ``--gpu`` and ``--memory``.
         embedding_device: Where token embeddings live; ``auto`` moves them to host memory when a
             model fits its card only so.
+        offload_layers: Of the last layers so many keep their weights in host memory.
+        cpu_offload_gb: The same, told in GiB of weights.
         max_num_batched_tokens: Tokens computed in one step at most.
         block_size: Tokens per KV-cache block.
         enforce_eager: No CUDA graphs.
@@ -55,6 +59,8 @@ class FitConfig:
     dtype: DType = "auto"
     device: Device = "auto"
     embedding_device: EmbeddingDevice = "auto"
+    offload_layers: int = 0
+    cpu_offload_gb: float = 0.0
     max_num_batched_tokens: int = 2048
     block_size: int = 256
     enforce_eager: bool = False
@@ -78,6 +84,8 @@ class FitConfig:
             device=self.device,
             max_model_len=self.max_model_len,
             embedding_device=self.embedding_device,
+            offload_layers=self.offload_layers,
+            cpu_offload_gb=self.cpu_offload_gb,
             max_num_batched_tokens=self.max_num_batched_tokens,
             block_size=self.block_size,
             enforce_eager=self.enforce_eager,
@@ -132,8 +140,23 @@ def _target(what: FitConfig) -> Target:
     if what.gpu is not None:
         return planned_card(find_card(what.gpu), None, what.desktop)
     if what.memory is not None:
-        return planned_card(None, parse_bytes("--memory", what.memory), what.desktop)
+        return planned_card(None, _card_memory(what.memory), what.desktop)
     return this_machine(what.device)
+
+
+def _card_memory(text: str) -> int:
+    """The bytes of ``--memory``.
+
+    Raises:
+        ConfigError: When it is no size, or one that no card has.
+    """
+    size = parse_bytes("--memory", text)
+    if size < SMALLEST_CARD:
+        raise ConfigError(
+            f"--memory {text} is {size:,} bytes, less than any card has; give it with a unit, such "
+            "as --memory 24GiB."
+        )
+    return size
 
 
 def fit_lines(verdict: Verdict, suggestions: list[Suggestion]) -> list[str]:
@@ -153,7 +176,8 @@ def fit_lines(verdict: Verdict, suggestions: list[Suggestion]) -> list[str]:
         lines.append(f"The cache can hold {spare:,} tokens, shared by all sequences.")
         speed = verdict.tokens_per_second
         if speed is not None:
-            lines.append(f"Expected: about {speed:.0f} tokens/s, one sequence at full context.")
+            pace = f"{speed:.0f}" if speed >= 10 else f"{speed:.1f}"
+            lines.append(f"Expected: about {pace} tokens/s, one sequence at full context.")
     if suggestions:
         lines += ["", "What would fit:"]
         lines += [f"- {_advice_line(suggestion)}" for suggestion in suggestions]
@@ -168,7 +192,11 @@ def _terms(verdict: Verdict) -> list[tuple[str, int, str]]:
     held = f"{verdict.max_model_len:,} tokens" + (f" x {sequences}" if sequences > 1 else "")
     on_host = plan.embeddings_on_host
     return [
-        ("weights", weights.without_embeddings, _weights_note(verdict)),
+        (
+            "weights",
+            plan.weights_bytes - (0 if on_host else weights.embeddings_bytes),
+            _weights_note(verdict),
+        ),
         (
             "token embeddings",
             0 if on_host else weights.embeddings_bytes,
@@ -185,16 +213,33 @@ def _terms(verdict: Verdict) -> list[tuple[str, int, str]]:
             f"chunks of {question.config.max_num_batched_tokens:,} tokens",
         ),
         ("workspace", plan.workspace_bytes, "kernels' scratch, rotary tables"),
-        ("graphs", plan.graphs_bytes, ""),
-        ("runtime context", plan.context_bytes, ""),
+        *_terms_of_kind(verdict),
     ]
+
+
+def _terms_of_kind(verdict: Verdict) -> list[tuple[str, int, str]]:
+    """The terms that only a card, or only a CPU, has."""
+    plan = verdict.plan
+    if verdict.target.device_type == "cpu":
+        note = "plain matrices beside the packed ones" if plan.compiled_bytes else ""
+        return [
+            ("compiled decode", plan.compiled_bytes, note),
+            ("runtime", plan.context_bytes, "tokenizer, code, what the allocator keeps"),
+        ]
+    return [("graphs", plan.graphs_bytes, ""), ("runtime context", plan.context_bytes, "")]
 
 
 def _weights_note(verdict: Verdict) -> str:
     weights = verdict.plan.weights
     head = f"head {weights.head_bytes / GIB:.2f} GiB"
-    name = verdict.question.format_name
-    return f"{name}, {weights.bits_per_weight:.2f} bits per weight, {head}"
+    plan, name = verdict.plan, verdict.question.format_name
+    note = f"{name}, {weights.bits_per_weight:.2f} bits per weight, {head}"
+    if plan.offloaded_layers:
+        note += (
+            f"; {plan.offloaded_layers} layers ({plan.offloaded_bytes / GIB:.2f} GiB) in host "
+            f"memory, {plan.buffer_bytes / GIB:.2f} to stream into"
+        )
+    return note
 
 
 def _budget_note(verdict: Verdict) -> str:
@@ -213,6 +258,9 @@ def _verdict_line(verdict: Verdict) -> str:
     margin = abs(verdict.margin_bytes) / GIB
     context = f"{verdict.max_model_len:,} tokens"
     if verdict.fits:
+        longest = verdict.question.model.max_position_embeddings
+        if verdict.question.config.max_model_len == "auto" and verdict.max_model_len < longest:
+            context += f" (the model could take {longest:,})"
         return f"FITS with a context of {context}; {margin:.2f} GiB to spare."
     return f"DOES NOT FIT with a context of {context}; {margin:.2f} GiB are missing."
 

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Final
 
 OFF: Final = frozenset({"", "0", "0.0", "1", "auto", "false", "none", "null", "{}", "[]"})
-"""Values that ask for nothing: "--cpu-offload-gb 0"."""
+"""Values that ask for nothing: "--kv-offloading-size 0"."""
 
 _LORA: Final = "LoRA adapters are not supported yet. Merge the adapter into the model first."
 _PROMPT_ADAPTERS: Final = "prompt adapters are not supported."
@@ -19,7 +19,7 @@ _MEDIA: Final = "the models read text only; images, audio and video are refused 
 _PARALLEL: Final = "Ingle runs on one device. A quantised model or --max-model-len may make it fit."
 _NODES: Final = "Ingle runs in one process on one machine."
 _DRAFTS: Final = "give --speculative-model (a folder, a hub id or '[ngram]') and its siblings."
-_OFFLOAD: Final = "weights stay on the device. `ingle fit` says what fits."
+_OFFLOAD: Final = "only weights go to host memory, by layers (--offload-layers, --cpu-offload-gb)."
 _POOLING: Final = "any model gives embeddings: ask /v1/embeddings with pooling mean or last."
 _DEFAULTS: Final = "set it in the request, or in the model's generation_config.json."
 _PER_REQUEST: Final = "it is asked for per request, in the field of the same name."
@@ -67,7 +67,7 @@ GROUPS: Final[tuple[tuple[str, str], ...]] = (
         "speculative-draft-tensor-parallel-size speculative-disable-by-batch-size "
         "speculative-max-model-len speculative-model-quantization draft-gpu-split",
     ),
-    (_OFFLOAD, "cpu-offload-gb kv-offloading-size kv-offloading-backend offload-group-size"),
+    (_OFFLOAD, "kv-offloading-size kv-offloading-backend offload-group-size"),
     (_POOLING, "override-pooler-config pooler-config embedding-model-name"),
     (
         _DEFAULTS,

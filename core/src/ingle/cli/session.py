@@ -31,9 +31,9 @@ class Session:
         Raises:
             ConfigError, CheckpointError, PluginError, CapacityError: Why it cannot be loaded.
         """
-        from ingle.engine.engine import build_engine_core  # torch comes with it
+        from ingle.engine.first_import import import_builder
 
-        return cls(build_engine_core(config))
+        return cls(import_builder()(config))
 
     @property
     def tokenizer(self) -> Tokenizer:

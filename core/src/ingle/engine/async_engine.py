@@ -60,9 +60,9 @@ class AsyncEngine:
         Raises:
             ConfigError, CheckpointError, PluginError, CapacityError: Why it cannot be built.
         """
-        from ingle.engine.engine import build_engine_core  # torch comes with it
+        from ingle.engine.first_import import import_builder
 
-        return cls(build_engine_core(config, on_progress), on_death)
+        return cls(import_builder()(config, on_progress), on_death)
 
     @property
     def info(self) -> EngineInfo:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Final
 
 from ingle.errors import ConfigError
@@ -46,11 +47,17 @@ CARDS: Final = (
     Card("Tesla V100 16GB", 16, 900, 12),
     Card("Tesla V100 32GB", 32, 900, 12),
     Card("Tesla T4", 15, 320, 12),
+    Card("RTX 2060", 6, 336, 12),
+    Card("RTX 2070", 8, 448, 12),
+    Card("RTX 2080", 8, 448, 12),
     Card("RTX 2080 Ti", 11, 616, 12),
+    Card("Titan RTX", 24, 672, 12),
+    Card("RTX 3050", 8, 224, 12),
     Card("RTX 3060", 12, 360),
     Card("RTX 3060 Ti", 8, 448),
     Card("RTX 3070", 8, 448),
     Card("RTX 3080", 10, 760),
+    Card("RTX 3080 12GB", 12, 912),
     Card("RTX 3080 Ti", 12, 912),
     Card("RTX 3090", 24, 936),
     Card("RTX 3090 Ti", 24, 1008),
@@ -58,30 +65,45 @@ CARDS: Final = (
     Card("RTX 4060 Ti", 8, 288, 12),
     Card("RTX 4060 Ti 16GB", 16, 288, 12),
     Card("RTX 4070", 12, 504),
+    Card("RTX 4070 Super", 12, 504),
     Card("RTX 4070 Ti", 12, 504),
     Card("RTX 4070 Ti Super", 16, 672),
     Card("RTX 4080", 16, 717),
     Card("RTX 4080 Super", 16, 736),
     Card("RTX 4090", 24, 1008),
+    Card("RTX 4080 Laptop", 12, 432, 12),
+    Card("RTX 4090 Laptop", 16, 576, 12),
+    Card("RTX 5060", 8, 448),
     Card("RTX 5060 Ti", 8, 448),
     Card("RTX 5060 Ti 16GB", 16, 448),
     Card("RTX 5070", 12, 672, 50),
     Card("RTX 5070 Ti", 16, 896, 50),
     Card("RTX 5080", 16, 960, 50),
     Card("RTX 5090", 32, 1792, 50),
+    Card("RTX A2000", 12, 288),
     Card("RTX A4000", 16, 448),
+    Card("RTX A4500", 20, 640),
     Card("RTX A5000", 24, 768),
     Card("RTX A6000", 48, 768),
+    Card("RTX 2000 Ada", 16, 224, 12),
+    Card("RTX 4000 Ada", 20, 360),
+    Card("RTX 4500 Ada", 24, 432),
+    Card("RTX 5000 Ada", 32, 576),
     Card("RTX 6000 Ada", 48, 960),
     Card("RTX PRO 6000", 96, 1792, 50),
     Card("L4", 22.5, 300),
     Card("A10", 22.5, 600),
+    Card("A10G", 22.5, 600),
+    Card("A30", 24, 933),
     Card("A40", 45, 696),
+    Card("L40", 45, 864),
     Card("L40S", 45, 864),
     Card("A100 40GB", 40, 1555),
     Card("A100 80GB", 80, 2039),
     Card("H100", 80, 3350, 50),
+    Card("H100 PCIe", 80, 2000, 50),
     Card("H200", 140, 4800, 50),
+    Card("B200", 180, 8000, 50),
 )
 
 
@@ -95,19 +117,35 @@ def find_card(name: str) -> Card:
     found = [card for card in CARDS if wanted in _spellings(card)]
     if len(found) == 1:
         return found[0]
-    near = [card.name for card in CARDS if wanted and wanted in _spelling(card.name)]
+    near = _near(wanted)
     known = ", ".join(near or [card.name for card in CARDS])
     raise ConfigError(
         f"--gpu {name!r} is not in the table of cards; "
-        f"{'it could be' if near else 'known are'} {known}. For any other give --memory 24GiB."
+        f"{'near it are' if near else 'known are'} {known}. For any other give its memory: "
+        "--memory 24GiB."
     )
 
 
+def _near(wanted: str) -> list[str]:
+    """Names that contain ``wanted``, else those spelled nearly so."""
+    longer = [card.name for card in CARDS if wanted and wanted in _spelling(card.name)]
+    if longer:
+        return longer
+    names = {spelling: card.name for card in CARDS for spelling in sorted(_spellings(card))}
+    close = get_close_matches(wanted, names, n=5, cutoff=0.7)
+    return list(dict.fromkeys(names[spelling] for spelling in close))
+
+
 def card_of_device(name: str) -> Card | None:
-    """The card a driver calls ``name`` (``NVIDIA GeForce RTX 4090``): the longest match."""
-    spelled = _spelling(name)
-    found = [card for card in CARDS if _spelling(card.name) in spelled]
+    """The card a driver calls ``name`` (``NVIDIA GeForce RTX 4090``, ``NVIDIA A100-SXM4-80GB``):
+    the one most of whose words are in it, none being left over."""
+    said = _words(name)
+    found = [card for card in CARDS if _words(card.name) <= said]
     return max(found, key=lambda card: len(card.name), default=None)
+
+
+def _words(name: str) -> set[str]:
+    return set(re.findall(r"[a-z0-9]+", name.lower()))
 
 
 def _spellings(card: Card) -> set[str]:

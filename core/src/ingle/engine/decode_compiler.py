@@ -8,7 +8,6 @@ import torch
 
 from ingle.engine.model_runner import ModelRunner
 from ingle.model.compiled_decoder import (
-    MAX_EXTRA_BYTES,
     CompiledDecoder,
     Segments,
     SegmentShapes,
@@ -16,6 +15,7 @@ from ingle.model.compiled_decoder import (
     segment_shapes,
     segment_weights,
 )
+from ingle.model.compiled_limits import MAX_EXTRA_BYTES
 from ingle.model.decoder import Decoder
 from ingle.model.segment_cache import cache_sides
 from ingle.model.segment_package import command, load_package, package_path

@@ -61,11 +61,15 @@ from ingle.engine.memory_plan import (
     usable_on_card,
 )
 from ingle.engine.model_runner import ModelRunner
+from ingle.engine.offload import choose_offload
 from ingle.engine.prompt_lookup import LookupLimits, PromptLookup
+from ingle.engine.release import release_memory
 from ingle.engine.scheduler import Scheduler, SchedulerLimits
 from ingle.engine.speculation import Speculation
 from ingle.model.build import build_decoder
+from ingle.model.compiled_decoder import CompiledDecoder
 from ingle.model.decoder import Model
+from ingle.model.streamed_layers import Offload
 from ingle.model.weights import WeightSource
 from ingle.plugin import CheckpointInfo, DeviceInfo, KVCacheFormat, WeightLoader
 from ingle.registry.choose import (
@@ -130,12 +134,9 @@ def build_engine_core(
         runner = _runner(opened, plan, model, caches, grammars)
         report = progress.report()
         progress.checkpoint.close()
-    measured = memory_report(memory, plan, before, held_bytes(opened.device))
-    logger.info(measured)
     start = _cache_start(config, opened, plan, tokenizer)
     info = replace(
         _info(config, opened, plan, dict(chooser.counts), report),
-        memory_report=measured,
         kv_cache_report=settle_caches(start, model, caches, scaled),
     )
     core = EngineCore(
@@ -151,6 +152,11 @@ def build_engine_core(
     core.grammars, core.draft = grammars, draft
     if not config.enforce_eager:
         core.compiler = background_compiler(runner, model, chooser.functions, opened.device)
+    release_memory()
+    is_compiled = isinstance(runner.model, CompiledDecoder)
+    measured = memory_report(memory, plan, before, held_bytes(opened.device), is_compiled)
+    logger.info(measured)
+    core.info = replace(core.info, memory_report=measured)
     return core
 
 
@@ -213,15 +219,16 @@ def _load_model(
         opened.device,
         embeddings_on_host=memory.embeddings_on_host,
     )
-    model = _build(opened, source, plan)
+    offload = choose_offload(config, opened.model, opened.device, memory)
+    model = _build(opened, source, plan, offload)
     return model, chooser
 
 
-def _build(opened: Opened, source: WeightSource, plan: CachePlan) -> Model:
+def _build(opened: Opened, source: WeightSource, plan: CachePlan, offload: Offload | None) -> Model:
     """The model by whoever's code computes it."""
     backend = _backend(opened, plan)
     if opened.model.implementation == "ingle":
-        return build_decoder(opened.model, source, backend, plan.max_model_len)
+        return build_decoder(opened.model, source, backend, plan.max_model_len, offload)
     from ingle.model.transformers_backend.model import build_transformers_model
 
     where, raw = str(opened.info.path / "config.json"), dict(opened.info.hf_config)

@@ -84,7 +84,8 @@ class Question:
         )
         if self.target.device_type != "cuda":
             return plan
-        return place_embeddings(self.config, plan, self.model, self.target.usable_bytes)
+        usable = self.target.usable_bytes
+        return place_embeddings(self.config, plan, self.model, usable, self.num_sequences)
 
     def with_context(self, tokens: int) -> Question:
         """The same for another context."""
@@ -160,12 +161,15 @@ class Verdict:
             "weights_on_device_bytes": plan.weights_bytes,
             "embeddings_bytes": plan.weights.embeddings_bytes,
             "embeddings_on": "host" if plan.embeddings_on_host else "device",
+            "offload_layers": plan.offloaded_layers,
+            "offloaded_bytes": plan.offloaded_bytes,
             "kv_cache_bytes_per_token": plan.bytes_per_token,
             "kv_cache_bytes": self.kv_cache_bytes,
             "activation_bytes": plan.activation_bytes,
             "workspace_bytes": plan.workspace_bytes,
             "graphs_bytes": plan.graphs_bytes,
             "context_bytes": plan.context_bytes,
+            "compiled_bytes": plan.compiled_bytes,
             "total_bytes": self.total_bytes,
             "memory_bytes": target.total_bytes,
             "reserve_bytes": target.reserve_bytes,

@@ -9,7 +9,6 @@ from typing import Any, Final
 from ingle.engine.cards import CARDS
 from ingle.engine.fit import Question, Verdict, judge
 from ingle.engine.memory_plan import CPU_CACHE_LIMIT, CPU_CACHE_SHARE, GIB, RESERVE
-from ingle.engine.speed import Bandwidths, tokens_per_second
 
 SHORTEST_CONTEXT: Final = 1024
 """A shorter context is no help to anybody, unless an even shorter one was asked for."""
@@ -143,8 +142,8 @@ def _larger_changes(
             total_bytes=verdict.budget_bytes,
         )
     if on_card and not runtime_helps:
-        yield from _offload(question, verdict)
-    yield from _card(verdict) if on_card else _machine(verdict)
+        yield from _offload(question)
+    yield from _card(question) if on_card else _machine(verdict)
 
 
 def _bits_that_fit(verdict: Verdict) -> float:
@@ -155,31 +154,24 @@ def _bits_that_fit(verdict: Verdict) -> float:
     return int(bits / HALF_STEP) * HALF_STEP
 
 
-def _offload(question: Question, verdict: Verdict) -> Iterator[Suggestion]:
-    """Layers in host memory that stream in; two layers' room on the card to stream into."""
+def _offload(question: Question) -> Iterator[Suggestion]:
+    """The fewest layers in host memory that make room for the rest."""
     layers = question.model.num_layers
-    per_layer = max(1, verdict.plan.weights.layers_bytes // layers)
-    count = -(-(2 * per_layer - verdict.margin_bytes) // per_layer)
-    if count >= layers:
-        return
-    bandwidths = question.target.bandwidths
-    speed = tokens_per_second(
-        verdict.plan, verdict.max_model_len, layers, bandwidths, count * per_layer
-    )
-    if speed is None:
-        link = replace(bandwidths, memory=float("inf")) if bandwidths.link else Bandwidths()
-        speed = tokens_per_second(
-            verdict.plan, verdict.max_model_len, layers, link, count * per_layer
-        )
-    pace = f", about {speed:.1f} tokens/s" if speed else ""
-    yield Suggestion(
-        change="offload_layers",
-        text=f"{count} of {layers} layers in host memory ({count * per_layer / GIB:.1f} GiB)"
-        f"{pace}; this version of Ingle cannot do it yet",
-        available=False,
-        total_bytes=verdict.total_bytes - (count - 2) * per_layer,
-        tokens_per_second=speed,
-    )
+    for count in range(question.config.offload_layers + 1, layers + 1):
+        config = replace(question.config, offload_layers=count, cpu_offload_gb=0.0)
+        verdict = judge(replace(question, config=config))
+        if verdict.fits:
+            speed = verdict.tokens_per_second
+            pace = f", about {speed:.1f} tokens/s" if speed else ""
+            yield Suggestion(
+                change="offload_layers",
+                text=f"{count} of {layers} layers in host memory "
+                f"({verdict.plan.offloaded_bytes / GIB:.1f} GiB){pace}",
+                flags=f"--offload-layers {count}",
+                total_bytes=verdict.total_bytes,
+                tokens_per_second=speed,
+            )
+            return
 
 
 def _machine(verdict: Verdict) -> Iterator[Suggestion]:
@@ -196,15 +188,24 @@ def _machine(verdict: Verdict) -> Iterator[Suggestion]:
     )
 
 
-def _card(verdict: Verdict) -> Iterator[Suggestion]:
-    """The smallest known cards that would do."""
-    need = verdict.total_bytes + max(RESERVE, verdict.target.reserve_bytes)
-    enough = [card for card in CARDS if card.memory_bytes >= need]
-    smallest = min((card.memory_bytes for card in enough), default=0)
-    names = ", ".join(card.name for card in enough if card.memory_bytes == smallest)
+def _card(question: Question) -> Iterator[Suggestion]:
+    """The smallest known cards that would do, with as much left alone."""
+    reserve = max(RESERVE, question.target.reserve_bytes)
+    names: list[str] = []
+    smallest = total = 0
+    for card in sorted(CARDS, key=lambda known: known.memory_gib):
+        if names and card.memory_bytes > smallest:
+            break
+        target = replace(
+            question.target, name=card.name, total_bytes=card.memory_bytes, reserve_bytes=reserve
+        )
+        verdict = judge(replace(question, target=target))
+        if verdict.fits:
+            names.append(card.name)
+            smallest, total = card.memory_bytes, verdict.total_bytes
     if names:
         yield Suggestion(
             change="gpu",
-            text=f"a card of {need / GIB:.1f} GiB or more: {names}",
-            total_bytes=verdict.total_bytes,
+            text=f"a card of {(total + reserve) / GIB:.1f} GiB or more: {', '.join(names)}",
+            total_bytes=total,
         )

@@ -133,7 +133,13 @@ def _too_small(
     )
 
 
-def memory_report(plan: MemoryPlan, cache: CachePlan, before: int | None, after: int | None) -> str:
+def memory_report(
+    plan: MemoryPlan,
+    cache: CachePlan,
+    before: int | None,
+    after: int | None,
+    is_compiled: bool = False,
+) -> str:
     """One line: what weights and cache were predicted to take, and what loading took.
 
     Args:
@@ -141,12 +147,20 @@ def memory_report(plan: MemoryPlan, cache: CachePlan, before: int | None, after:
         cache: The cache that was allocated.
         before: ``held_bytes`` after the imports, before anything was loaded.
         after: ``held_bytes`` now.
+        is_compiled: Whether decode steps are compiled already.
     """
     where = " (token embeddings in host memory)" if plan.embeddings_on_host else ""
-    predicted = predicted_bytes(plan, cache)
+    if plan.offloaded_layers:
+        where += (
+            f" (and {plan.offloaded_bytes / MIB:,.0f} of the last {plan.offloaded_layers} layers "
+            "in host memory)"
+        )
+    predicted = predicted_bytes(plan, cache, is_compiled)
+    compiled = plan.compiled_bytes / MIB
     text = (
         f"Memory: {predicted / MIB:,.0f} MiB predicted (weights {plan.weights_bytes / MIB:,.0f}"
-        f"{where}, KV cache {cache.total_bytes / MIB:,.0f})"
+        f"{where}, KV cache {cache.total_bytes / MIB:,.0f}"
+        f"{f', compiled decode {compiled:,.0f}' if is_compiled and compiled else ''})"
     )
     if before is None or after is None:
         return f"{text}."
@@ -155,9 +169,11 @@ def memory_report(plan: MemoryPlan, cache: CachePlan, before: int | None, after:
     return f"{text}, {measured / MIB:,.0f} MiB measured ({off:+.1f} %)."
 
 
-def predicted_bytes(plan: MemoryPlan, cache: CachePlan) -> int:
-    """What is held once a model is loaded and before a step has run: weights, cache, tables."""
-    return plan.weights_bytes + plan.workspace_bytes + cache.total_bytes
+def predicted_bytes(plan: MemoryPlan, cache: CachePlan, is_compiled: bool = False) -> int:
+    """What is held once a model is loaded and before a step has run: weights, cache, tables, and
+    with ``is_compiled`` what compiled decode steps read."""
+    compiled = plan.compiled_bytes if is_compiled else 0
+    return plan.weights_bytes + plan.workspace_bytes + cache.total_bytes + compiled
 
 
 def allocate_caches(

@@ -13,6 +13,7 @@ from ingle.checkpoint.model_config import ModelConfig
 from ingle.config import EngineConfig
 from ingle.engine.weight_sizes import WeightSizes
 from ingle.errors import ConfigError
+from ingle.model.compiled_limits import MAX_EXTRA_BYTES, may_compile
 
 GIB: Final = 1024**3
 MIB: Final = 1024**2
@@ -26,6 +27,9 @@ DESKTOP_RESERVE: Final = RESERVE + GIB
 """With a desktop on the card: a compositor and a browser take about 1 GiB."""
 CUDA_CONTEXT: Final = 45 * GIB // 100
 """CUDA's context and the libraries' kernels on the card."""
+CPU_RUNTIME: Final = 48 * MIB
+"""On a CPU: the tokenizer, the code of compiled steps, and what the allocator keeps of memory that
+was given back (measured: 27 to 75 MiB)."""
 CUDA_WORKSPACE: Final = 64 * MIB
 """cuBLAS' workspace (32 MiB), split-K partial sums and attention's partial results."""
 CUDA_GRAPHS: Final = 64 * MIB
@@ -35,7 +39,12 @@ CPU_CACHE_LIMIT: Final = 4 * GIB
 it."""
 CPU_CACHE_SHARE: Final = 0.4
 """Share of a CPU machine's available memory the cache may take by default."""
+BUFFERS: Final = 2
+"""Layers of host memory that are on the device at a time: one computes, the next comes over."""
 FLOAT32: Final = 4
+BFLOAT16: Final = 2
+"""Bytes of a value. On a CPU two bytes are bfloat16, unless float16 was asked for, where the plan
+counts too much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +59,10 @@ class MemoryPlan:
         workspace_bytes: Kernels' scratch and the rotary tables.
         graphs_bytes: Captured graphs.
         context_bytes: The device's runtime; 0 where it has been measured away.
+        compiled_bytes: On a CPU: the plain matrices that compiled decode steps read, beside the
+            packed ones that prompts use; taken once they are compiled.
         embeddings_on_host: Token embeddings stay in host memory.
+        offloaded_layers: The last layers whose linears stay in host memory.
     """
 
     weights: WeightSizes
@@ -60,13 +72,32 @@ class MemoryPlan:
     workspace_bytes: int
     graphs_bytes: int = 0
     context_bytes: int = 0
+    compiled_bytes: int = 0
     embeddings_on_host: bool = False
+    offloaded_layers: int = 0
 
     @property
     def weights_bytes(self) -> int:
-        """Weights on the device."""
+        """Weights on the device, the buffers that layers stream into included."""
         sizes = self.weights
-        return sizes.without_embeddings if self.embeddings_on_host else sizes.total_bytes
+        whole = sizes.without_embeddings if self.embeddings_on_host else sizes.total_bytes
+        return whole - self.offloaded_bytes + self.buffer_bytes
+
+    @property
+    def offloaded_bytes(self) -> int:
+        """Linears of layers that stay in host memory."""
+        return sum(self._offloaded)
+
+    @property
+    def buffer_bytes(self) -> int:
+        """What they stream into: one buffer for every second of them."""
+        sizes = self._offloaded
+        return sum(max(sizes[slot::BUFFERS]) for slot in range(min(BUFFERS, len(sizes))))
+
+    @property
+    def _offloaded(self) -> tuple[int, ...]:
+        sizes = self.weights.streamable_bytes
+        return sizes[len(sizes) - self.offloaded_layers :]
 
     @property
     def fixed_bytes(self) -> int:
@@ -77,6 +108,7 @@ class MemoryPlan:
             + self.workspace_bytes
             + self.graphs_bytes
             + self.context_bytes
+            + self.compiled_bytes
         )
 
     @property
@@ -131,9 +163,31 @@ def plan_memory(
         ),
         workspace_bytes=rotary_bytes(config, model, itemsize) + (CUDA_WORKSPACE if on_card else 0),
         graphs_bytes=graphs,
-        context_bytes=CUDA_CONTEXT if on_card else 0,
+        context_bytes=CUDA_CONTEXT if on_card else CPU_RUNTIME,
+        compiled_bytes=compiled_bytes(config, model, weights, itemsize, device_type),
+        offloaded_layers=offloaded_layers(config, weights) if on_card and _is_own(model) else 0,
         embeddings_on_host=on_card and config.embedding_device == "host" and _is_own(model),
     )
+
+
+def offloaded_layers(config: EngineConfig, weights: WeightSizes) -> int:
+    """How many layers --offload-layers or --cpu-offload-gb puts into host memory, the last ones:
+    of the latter so many that they have the size asked for."""
+    sizes = weights.streamable_bytes
+    count, wanted = config.offload_layers, config.cpu_offload_gb * GIB
+    while count < len(sizes) and sum(sizes[len(sizes) - count :]) < wanted:
+        count += 1
+    return min(count, len(sizes))
+
+
+def compiled_bytes(
+    config: EngineConfig, model: ModelConfig, weights: WeightSizes, itemsize: int, device_type: str
+) -> int:
+    """What compiled decode steps copy: on a CPU, of models they know, in bfloat16."""
+    copied = weights.copied_bytes
+    if device_type != "cpu" or config.enforce_eager or itemsize != BFLOAT16:
+        return 0
+    return copied if may_compile(model) and copied <= MAX_EXTRA_BYTES else 0
 
 
 def activation_bytes(
@@ -190,7 +244,7 @@ def cache_limit(config: EngineConfig, plan: MemoryPlan, usable: int, device_type
     left = usable - plan.fixed_bytes
     if device_type == "cpu":
         # Without activations, which come out of the memory that is not the cache's.
-        free = usable - plan.weights_bytes
+        free = usable - plan.weights_bytes - plan.compiled_bytes
         return min(CPU_CACHE_LIMIT, int(free * CPU_CACHE_SHARE), left)
     return left
 
@@ -203,15 +257,15 @@ def usable_on_card(config: EngineConfig, total: int, free: int) -> int:
 
 
 def place_embeddings(
-    config: EngineConfig, plan: MemoryPlan, model: ModelConfig, usable: int
+    config: EngineConfig, plan: MemoryPlan, model: ModelConfig, usable: int, num_sequences: int = 1
 ) -> MemoryPlan:
-    """On a card: the plan with the embeddings in host memory, when nothing else makes one
-    sequence fit (of the length asked for, or of 8,192 tokens) and nobody pinned them."""
+    """On a card: the plan with the embeddings in host memory, when nothing else makes
+    ``num_sequences`` fit (of the length asked for, or of 8,192 tokens) and nobody pinned them."""
     if config.embedding_device != "auto" or plan.embeddings_on_host or not _is_own(model):
         return plan
     asked = config.max_model_len
     wanted = min(model.max_position_embeddings, 8192) if isinstance(asked, str) else asked
-    if plan.cache_bytes(wanted) <= cache_limit(config, plan, usable, "cuda"):
+    if plan.cache_bytes(wanted, num_sequences) <= cache_limit(config, plan, usable, "cuda"):
         return plan
     return plan.with_embeddings_on_host()
 

@@ -1,7 +1,8 @@
 """Expected decode speed by bandwidth arithmetic. No torch here.
 
 One token of one sequence reads every weight and the sequence's cache once:
-``t = bytes on the card / (0.85 x bandwidth) + bytes on the host / link + time between kernels``.
+``t = bytes on the card / (0.85 x bandwidth) + time between kernels``, and layers in host memory
+come over meanwhile, at the speed of the link and two of them ahead.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from ingle.engine.memory_plan import MemoryPlan
+from ingle.engine.memory_plan import BUFFERS, MemoryPlan
 
 EFFICIENCY: Final = 0.85
 """Of a card's data-sheet bandwidth, what well-made kernels reach on matrices of this size."""
@@ -36,7 +37,6 @@ def tokens_per_second(
     context: int,
     num_layers: int,
     bandwidths: Bandwidths,
-    host_bytes: int = 0,
 ) -> float | None:
     """Tokens a second of one sequence of ``context`` tokens.
 
@@ -45,12 +45,22 @@ def tokens_per_second(
         context: Tokens whose cache is read.
         num_layers: Layers.
         bandwidths: Of the device and its link.
-        host_bytes: Of the weights, what is read over the link instead.
     """
-    if bandwidths.memory is None or (host_bytes and bandwidths.link is None):
+    hosted = plan.offloaded_layers if plan.offloaded_layers > BUFFERS else 0
+    if bandwidths.memory is None and not (hosted and bandwidths.link):
         return None
-    read = plan.weights.without_embeddings - host_bytes + plan.bytes_per_token * context
-    seconds = read / (EFFICIENCY * bandwidths.memory)
-    if bandwidths.link is not None:
-        seconds += host_bytes / bandwidths.link
-    return 1 / (seconds + num_layers * SECONDS_PER_LAYER + SECONDS_PER_STEP)
+    # Without a figure for the device's memory the link alone bounds a model that streams.
+    memory = EFFICIENCY * (bandwidths.memory or float("inf"))
+    read = plan.weights.without_embeddings + plan.bytes_per_token * context
+    seconds = read / memory + num_layers * SECONDS_PER_LAYER + SECONDS_PER_STEP
+    if not hosted:
+        return 1 / seconds
+    if bandwidths.link is None:
+        return None
+    copy = plan.offloaded_bytes / hosted / bandwidths.link
+    # Two layers come over while the device computes what it has, the others one by one as buffers
+    # become free; all of them in every step.
+    compute = plan.offloaded_bytes / hosted / memory + SECONDS_PER_LAYER
+    resident = seconds - hosted * compute
+    waiting = max(0, hosted - BUFFERS) * max(copy, compute)
+    return 1 / max(hosted * copy, resident + BUFFERS * compute + waiting, seconds)

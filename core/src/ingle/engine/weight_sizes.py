@@ -28,6 +28,10 @@ class WeightSizes:
         head_bytes: The output head; a tied one is a copy of its own.
         embeddings_bytes: The token embeddings.
         other_bytes: Everything else: the last norm, mostly.
+        streamable_bytes: By layer, first to last, what its linears take as packed: that may come
+            over from host memory.
+        copied_bytes: What compiled decode steps on a CPU read beside the weights as prompts do:
+            the dense linears once more; 0 where a linear cannot be compiled.
     """
 
     layers_bytes: int
@@ -36,6 +40,8 @@ class WeightSizes:
     head_bytes: int
     embeddings_bytes: int
     other_bytes: int = 0
+    streamable_bytes: tuple[int, ...] = ()
+    copied_bytes: int = 0
 
     @property
     def without_embeddings(self) -> int:
@@ -59,6 +65,8 @@ class _Linear:
     tensors: tuple[str, ...]
     values: int
     num_bytes: int
+    is_dense: bool
+    has_row_product: bool
 
 
 def weigh(
@@ -94,7 +102,28 @@ def weigh(
         head_bytes=head or embeddings,
         embeddings_bytes=embeddings,
         other_bytes=others + sum(rest_bytes.values()) - layers_rest,
+        streamable_bytes=_by_layer(inner, model.num_layers),
+        copied_bytes=_copied_bytes(linears, 0 if head else embeddings),
     )
+
+
+def _by_layer(linears: Sequence[_Linear], num_layers: int) -> tuple[int, ...]:
+    """Bytes of each layer's linears."""
+    sizes = [0] * num_layers
+    for linear in linears:
+        match = _LAYER.search(linear.name)
+        assert match is not None
+        sizes[int(match[1])] += linear.num_bytes
+    return tuple(sizes)
+
+
+def _copied_bytes(linears: Sequence[_Linear], tied_head: int) -> int:
+    """The dense ones among the layers' linears and the head, when all of them can be compiled.
+    ``tied_head``: bytes of a head that is the embedding."""
+    read = [x for x in linears if _LAYER.search(x.name) or x.name.endswith(HEAD)]
+    if not all(linear.has_row_product for linear in read):
+        return 0
+    return tied_head + sum(linear.num_bytes for linear in read if linear.is_dense)
 
 
 def _packed_linears(packed: WeightLoader | None) -> Iterator[_Linear]:
@@ -106,6 +135,8 @@ def _packed_linears(packed: WeightLoader | None) -> Iterator[_Linear]:
             tensors=packed.tensor_names(name),
             values=outputs * inputs,
             num_bytes=packed.packed_bytes(name),
+            is_dense=False,
+            has_row_product=packed.has_row_product(name),
         )
 
 
@@ -122,6 +153,8 @@ def _dense_linears(
                 tensors=dense.tensor_names(name),
                 values=values,
                 num_bytes=values * itemsize,
+                is_dense=True,
+                has_row_product=dense.has_row_product(name),
             )
 
 

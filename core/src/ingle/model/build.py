@@ -16,6 +16,7 @@ from ingle.model.decoder import (
     Edge,
     EdgedLayer,
     HeadShape,
+    Layer,
     SelfAttention,
 )
 from ingle.model.experts import ExpertMLP
@@ -25,6 +26,7 @@ from ingle.model.layers import FullRMSNorm, ProjectionNorm, RMSNorm
 from ingle.model.linear import Linear
 from ingle.model.rope_frequencies import rope_frequencies
 from ingle.model.rotary import RotaryTable
+from ingle.model.streamed_layers import LayerStream, Offload
 from ingle.model.weights import WeightSource
 
 
@@ -33,6 +35,7 @@ def build_decoder(
     source: WeightSource,
     backend: Callable[[int | None], AttentionBackend],
     max_model_len: int,
+    offload: Offload | None = None,
 ) -> Decoder:
     """Loads every weight ``config`` calls for.
 
@@ -41,18 +44,28 @@ def build_decoder(
         source: Where weights come from.
         backend: Makes attention for this device and a layer's sliding window (None: all).
         max_model_len: Positions to prepare rotary tables for.
+        offload: The last layers whose weights stay in host memory.
 
     Raises:
         CheckpointError: When a tensor is missing or has another shape.
+        CapacityError: When a kernel's weights cannot be streamed.
     """
     shape = (config.vocab_size, config.hidden_size)
     embedding = source.embedding("model.embed_tokens.weight", shape)
     scales = config.scales
-    layers = []
+    layers: list[Layer] = []
+    stream = None if offload is None else LayerStream(offload.boundary)
+    first_streamed = config.num_layers - (0 if offload is None else offload.num_layers)
     for index in range(config.num_layers):
         windowed = config.layer_types[index] == "sliding_attention"
         attention = backend(config.sliding_window if windowed else None)
-        layers.append(build_layer(config, source, attention, index))
+        layer = build_layer(config, source, attention, index)
+        if stream is not None and index >= first_streamed:
+            layers.append(stream.add(layer))
+        else:
+            layers.append(layer)
+    if stream is not None:
+        stream.open()
     return Decoder(
         embedding=embedding,
         layers=tuple(layers),

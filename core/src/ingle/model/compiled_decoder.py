@@ -36,9 +36,6 @@ from ingle.model.segment_shape import (
 
 NULL_BLOCK = 0
 """Block 0 belongs to nobody."""
-MAX_EXTRA_BYTES = 2 * 1024**3
-"""A compiled segment reads plain matrices, beside the packed ones that prompts use. Above this
-size the copies cost more than they bring: such models are bound by memory bandwidth anyway."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

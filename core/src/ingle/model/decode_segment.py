@@ -66,7 +66,7 @@ class DecodeSegment(torch.nn.Module):
         feed = iter(weights)
         attended = self._attend(turned, value, cache)
         x = residual + _linear(shape.o_proj, feed, attended)
-        both = _linear(shape.gate_up_proj, feed, _norm(x, next(feed), shape.eps))
+        both = _linear(shape.gate_up_proj, feed, *_weighted(x, next(feed), shape.eps))
         gate, up = both[: shape.intermediate_size], both[shape.intermediate_size :]
         x = x + _linear(shape.down_proj, feed, torch.nn.functional.silu(gate) * up)
         if shape.following is None:
@@ -94,9 +94,8 @@ class DecodeSegment(torch.nn.Module):
         logits = [(query[:, g] * key).sum(-1) for g in range(groups)]
         logits = [torch.where(is_read, one, -torch.inf) for one in logits]
         shares = [torch.exp(one - one.amax((1, 2), keepdim=True)) for one in logits]
-        sums = [(one.unsqueeze(-1) * value).sum((1, 2)) for one in shares]
-        totals = [one.sum((1, 2)).unsqueeze(-1) for one in shares]
-        outs = [one / total for one, total in zip(sums, totals, strict=True)]
+        shares = [one * one.sum((1, 2), keepdim=True).reciprocal() for one in shares]
+        outs = [(one.unsqueeze(-1) * value).sum((1, 2)) for one in shares]
         out = torch.stack(outs, 1)
         return (out @ v_constants[0].T if shape.v_side.is_rotated else out).reshape(-1)
 
@@ -127,8 +126,8 @@ class DecodeHead(torch.nn.Module):
         """``x`` [E], the last layer's output, to float32 [V]; ``weights``: the norm's, then those
         of the head."""
         feed = iter(weights)
-        x = _norm(x.float(), next(feed), self.shape.eps)
-        return _linear(self.shape.lm_head, feed, x)
+        x, factor = _weighted(x.float(), next(feed), self.shape.eps)
+        return _linear(self.shape.lm_head, feed, x, factor)
 
 
 def _enter(
@@ -139,16 +138,20 @@ def _enter(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """A layer up to its attention, see ``DecodeEntry``; its tensors come next from ``feed``."""
     cos, sin = turn
-    heads = _linear(shape.qkv_proj, feed, _norm(x, next(feed), shape.eps)).view(-1, shape.head_dim)
+    x, factor = _weighted(x, next(feed), shape.eps)
+    heads = _linear(shape.qkv_proj, feed, x, factor).view(-1, shape.head_dim)
     turning, half = shape.num_heads + shape.num_kv_heads, shape.head_dim // 2
     turned = heads[:turning]
     if shape.has_head_norms:
         query = _norm(turned[: shape.num_heads], next(feed), shape.eps)
         key = _norm(turned[shape.num_heads :], next(feed), shape.eps)
         turned = torch.cat((query, key))
-    swapped = torch.cat((turned[:, half:], turned[:, :half]), 1)
-    turned = turned * cos.float() + swapped * sin.float()
-    return turned.to(cos.dtype), heads[turning:].to(cos.dtype)
+    one, other = turned[:, :half], turned[:, half:]
+    one, other = (
+        (one * cos[:half].float() + other * sin[:half].float()).to(cos.dtype),
+        (other * cos[half:].float() + one * sin[half:].float()).to(cos.dtype),
+    )
+    return torch.cat((one, other), 1), heads[turning:].to(cos.dtype)
 
 
 def _store(side: SideShape, stored: Rows, row: torch.Tensor, slot: Rows, constants: Rows) -> None:
@@ -175,8 +178,22 @@ def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight.float()
 
 
-def _linear(shape: LinearShape, feed: Iterator[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-    """``x`` float32 [K] through a linear whose tensors come next from ``feed``: float32 [N]."""
+def _weighted(
+    x: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """An RMS norm of ``x`` float32 [E] in two parts, whose product it is: ``x`` times ``weight``,
+    and a factor [1]. A product can begin with the first before the second is known."""
+    return x * weight.float(), torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+
+
+def _linear(
+    shape: LinearShape,
+    feed: Iterator[torch.Tensor],
+    x: torch.Tensor,
+    factor: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """``x`` float32 [K], times ``factor`` [1], through a linear whose tensors come next from
+    ``feed``: float32 [N]."""
     x = _stored(x)
     outs = []
     for part in shape.parts:
@@ -189,6 +206,8 @@ def _linear(shape: LinearShape, feed: Iterator[torch.Tensor], x: torch.Tensor) -
         row = row if row is x else _stored(row)
         outs.append(row_function(part.function)(tensors, row)[: part.out_features])
     out = outs[0] if len(outs) == 1 else torch.cat(outs)
+    if factor is not None:
+        out = out * factor
     return out + next(feed).float() if shape.has_bias else out
 
 

@@ -162,6 +162,26 @@ class EdgedLayer:
         return self.around_mlp.leave(self.mlp(self.around_mlp.enter(x)), x)
 
 
+class Layer(Protocol):
+    """What a decoder needs of a layer."""
+
+    @property
+    def rotary(self) -> int:
+        """The layer's place in the decoder's ``rotaries``."""
+        ...
+
+    @property
+    def attention(self) -> SelfAttention:
+        """Its attention."""
+        ...
+
+    def __call__(
+        self, x: torch.Tensor, turn: Turn | None, cache: LayerCache, batch: ForwardBatch
+    ) -> torch.Tensor:
+        """``x`` [T, E] to [T, E]."""
+        ...
+
+
 class Model(Protocol):
     """What the runner needs of a model."""
 
@@ -194,7 +214,7 @@ class Decoder:
     """
 
     embedding: torch.Tensor
-    layers: tuple[DecoderLayer | EdgedLayer, ...]
+    layers: tuple[Layer, ...]
     norm: RMSNorm
     lm_head: Linear
     rotaries: tuple[RotaryTable | None, ...]

@@ -15,8 +15,9 @@ import torch
 from ingle.plugin.linear import LinearWeight
 
 HUGE_PAGE_BYTES = 2 * 1024**2
-CHUNK_BYTES = 16 * HUGE_PAGE_BYTES
-"""Address space taken at a time. Pages that nothing is written to take no memory."""
+CHUNK_BYTES = 128 * HUGE_PAGE_BYTES
+"""Address space taken at a time. Pages that nothing is written to take no memory; of each chunk one
+page is written to in part only, so small chunks would waste memory."""
 ALIGNMENT = 64
 """A cache line: no two tensors share one."""
 

@@ -102,8 +102,13 @@ def build_package(path: Path, shape: Shape) -> None:
         built = torch._inductor.aoti_compile_and_package(
             program,
             package_path=str(Path(folder) / "segment.pt2"),
-            # Sums may be reordered and contracted: that is what lets them use vector FMAs.
-            inductor_configs={"cpp.enable_floating_point_contract_flag": "fast"},
+            inductor_configs={
+                # Sums may be reordered and contracted: that is what lets them use vector FMAs.
+                "cpp.enable_floating_point_contract_flag": "fast",
+                # A small model's buffers are arrays on the stack: as tensors they cost more to
+                # make than the layer's arithmetic. Larger ones than 100 KB stay tensors.
+                "aot_inductor.allow_stack_allocation": True,
+            },
         )
         os.replace(built, path)
 

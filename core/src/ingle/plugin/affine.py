@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from typing import Any, ClassVar, Self
 
 import torch
 
 from ingle.errors import PluginError
 from ingle.plugin.affine_packing import num_words, pack_bits, unpack_bits
-from ingle.plugin.linear import LinearWeight, Shard
+from ingle.plugin.linear import LinearWeight, Shard, TritonDecode
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -98,6 +99,15 @@ class AffineWeight(LinearWeight):
     def num_groups(self) -> int:
         """G."""
         return self.scales.shape[0]
+
+    @property
+    def triton(self) -> TritonDecode | None:
+        """Decodes this layout; None where triton is not installed, or codes lie otherwise."""
+        if type(self) is not AffineWeight or find_spec("triton") is None:
+            return None
+        from ingle.plugin.affine_decode import affine_decode
+
+        return affine_decode(self)
 
     def group_ids(self) -> torch.Tensor:
         """int64 [K]: the group of each input, in kernel order; never decreasing."""

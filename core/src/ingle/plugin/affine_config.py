@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ingle.errors import CheckpointError
@@ -39,10 +39,15 @@ class AffineConfig:
         files: The JSON objects found, the most trusted first: what one leaves out, the next may
             say.
         source: The file the first came from, for messages; empty when there is none.
+        defaults: What they say about modules that no override names.
     """
 
     files: tuple[Mapping[str, Any], ...]
     source: str
+    defaults: ModuleOptions = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "defaults", _options(self.files))
 
     @classmethod
     def find(cls, info: CheckpointInfo) -> AffineConfig:
@@ -56,6 +61,10 @@ class AffineConfig:
     def values(self) -> Mapping[str, Any]:
         """Every key, as the most trusted file says it."""
         return {key: value for values in reversed(self.files) for key, value in values.items()}
+
+    def _stated(self, key: str) -> object:
+        """``key`` as the most trusted file says it; None where none does."""
+        return next((values[key] for values in self.files if key in values), None)
 
     def text(self, *keys: str) -> str | None:
         """The first of ``keys`` that holds a string, in lower case."""
@@ -79,21 +88,14 @@ class AffineConfig:
     def module(self, name: str) -> ModuleOptions:
         """What it says about the module with checkpoint name ``name``, overrides applied."""
         override = self._dynamic(name) or self._extra_config(name)
-        files = (override, *self.files)
-        return ModuleOptions(
-            bits=_first(files, lambda v: _integer(v, "bits", "w_bit", "wbits")),
-            group_size=_first(
-                files, lambda v: _integer(v, "group_size", "q_group_size", "groupsize")
-            ),
-            symmetric=_first(files, _symmetric),
-        )
+        return _options((override, *self.files)) if override else self.defaults
 
     def _dynamic(self, name: str) -> Mapping[str, Any]:
         """GPTQModel's ``dynamic``: patterns matched at the start of the name, first match wins.
 
         Negative patterns (``-:``) mean "not quantised", which the tensors already say.
         """
-        rules = _mapping(self.values.get("dynamic"))
+        rules = _mapping(self._stated("dynamic"))
         for spelling in _spellings(name) if rules else ():
             for pattern, override in rules.items():
                 expression = pattern[2:] if pattern[:2] in ("+:", "-:") else pattern
@@ -103,7 +105,7 @@ class AffineConfig:
 
     def _extra_config(self, name: str) -> Mapping[str, Any]:
         """AutoRound's ``extra_config``: the exact name, else a suffix, else a pattern."""
-        extra = _mapping(self.values.get("extra_config"))
+        extra = _mapping(self._stated("extra_config"))
         for spelling in _spellings(name) if extra else ():
             key = self._extra_key(extra, spelling)
             if key is not None:
@@ -124,6 +126,14 @@ class AffineConfig:
             raise CheckpointError(
                 f"{self.source}: {pattern!r} is not a regular expression ({error}); correct it"
             ) from error
+
+
+def _options(files: tuple[Mapping[str, Any], ...]) -> ModuleOptions:
+    return ModuleOptions(
+        bits=_first(files, lambda v: _integer(v, "bits", "w_bit", "wbits")),
+        group_size=_first(files, lambda v: _integer(v, "group_size", "q_group_size", "groupsize")),
+        symmetric=_first(files, _symmetric),
+    )
 
 
 def _spellings(name: str) -> Iterator[str]:

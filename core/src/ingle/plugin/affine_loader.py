@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 _TRANSFORM: Final = re.compile(r"hadamard|rotat|transform")
 """Names of buffers that say a linear's input must be rotated before it is multiplied."""
 
+_OUTPUT_BLOCK: Final = 64
+"""Outputs in a block of the layout for CPUs; what does not fill its blocks is not compiled."""
+
 _DTYPE_BYTES: Final = {"8": 1, "16": 2, "32": 4, "64": 8}
 
 
@@ -177,6 +180,11 @@ class AffineLoader(WeightLoader):
             prod(self.info.tensor_shapes[t]) * element_bits(self.info, t) // 8
             for t in self.tensor_names(name)
         )
+
+    def has_row_product(self, name: str) -> bool:
+        """For 4 bits, in whole blocks of outputs."""
+        linear = self._find(name)
+        return linear.bits == 4 and linear.out_features % _OUTPUT_BLOCK == 0
 
     def can_shard(self, spec: LinearSpec) -> Support:
         """Always: an affine weight is cut after it is read, along either axis."""

@@ -5,6 +5,7 @@ Shape letters: b bits.
 
 from __future__ import annotations
 
+from functools import cache
 from math import ceil
 
 WORD_BITS = 32
@@ -15,6 +16,7 @@ def num_words(count: int, bits: int, word_bits: int = WORD_BITS) -> int:
     return ceil(count * bits / word_bits)
 
 
+@cache  # a checkpoint has thousands of linears and a handful of shapes
 def candidate_bits(count: int, words: int, word_bits: int = WORD_BITS) -> tuple[int, ...]:
     """Every width from 2 to 8 at which ``count`` codes fill exactly ``words`` words.
 

@@ -98,7 +98,8 @@ class TritonDecode:
 
     Attributes:
         fn: ``decode(T, n, k, N, K, META, DTYPE) -> [BN, BK]``; T is a tuple of pointers to
-            ``tensors``, n and k index vectors, the rest constexpr.
+            ``tensors``, n [BN] and k [BK] int32 index vectors, the rest constexpr. Indices are
+            always inside the weight: at an edge the last one repeats.
         tensors: What T points to, lookup tables included.
         sections: ``(k0, k1, META)``: one launch each; META is a tuple of ints.
         tile: ``(n_multiple, k_multiple)`` a tile must be aligned to.
@@ -151,7 +152,6 @@ class LinearWeight(ABC):
         input_order: int64 [K] or None. ``x[:, input_order]`` is what kernels expect; core gathers
             once per distinct order. ``dequantize`` is in the *original* input order.
         input_scale: [K] or None; core multiplies the input by it before the gather.
-        triton: How core's Triton skeleton decodes this weight, or None.
     """
 
     in_features: int
@@ -159,7 +159,6 @@ class LinearWeight(ABC):
     stored_out_features: int
     input_order: torch.Tensor | None = None
     input_scale: torch.Tensor | None = None
-    triton: TritonDecode | None = None
 
     @abstractmethod
     def dequantize(self) -> torch.Tensor:
@@ -186,6 +185,11 @@ class LinearWeight(ABC):
         return None
 
     @property
+    def triton(self) -> TritonDecode | None:
+        """How core's Triton skeleton decodes this weight, or None."""
+        return None
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all tensors it owns."""
         return sum(t.numel() * t.element_size() for t in self.tensors().values())
@@ -205,6 +209,11 @@ class WeightLoader(ABC):
     @abstractmethod
     def packed_bytes(self, name: str) -> int:
         """Bytes linear ``name`` takes on disk, from headers alone."""
+
+    def has_row_product(self, name: str) -> bool:
+        """Whether linear ``name``, loaded for bfloat16 and prepared for a CPU, has a
+        ``RowProduct``, as far as headers tell; memory plans count by it."""
+        return False
 
     def can_shard(self, spec: LinearSpec) -> Support:
         """Whether ``load_linear`` honours ``spec.shard``. No: core loads it whole."""

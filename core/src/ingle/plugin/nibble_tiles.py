@@ -111,7 +111,10 @@ class NibbleTiles:
     ) -> torch.Tensor:
         """Blocks of codes [T, K, B/2] as bfloat16 [K, T * B]."""
         blocks, inputs, half = codes.shape
-        scales, zeros = (F.pad(one, (0, blocks * 2 * half - one.shape[1])) for one in tables)
+        scales, zeros = tables
+        if scales.shape[1] < blocks * 2 * half:  # the last block is not full
+            padding = (0, blocks * 2 * half - scales.shape[1])
+            scales, zeros = F.pad(scales, padding), F.pad(zeros, padding)
         if num_groups == 1 and inputs % MIN_SIZE == 0:
             # Compiled code takes no dimension of 1: the group as several with the same scale.
             num_groups = MIN_SIZE

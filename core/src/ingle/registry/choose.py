@@ -17,6 +17,9 @@ from ingle.registry.report import PluginReport
 T = TypeVar("T", WeightFormat, KVCacheFormat)
 
 AUTO = "auto"
+VARIETY_KEYS = ("format", "quant_algo", "quant_type", "checkpoint_format", "fmt")
+"""Where configurations say which of a method's kinds they are."""
+FLOATS = frozenset(("BF16", "F16", "F32", "F64"))
 SIDECAR_FILES = ("quantize_config.json", "quant_config.json")
 """Where checkpoints older than ``quantization_config`` say how they were quantised."""
 
@@ -262,14 +265,33 @@ def describe_checkpoint(info: CheckpointInfo) -> str:
     """What a checkpoint is, as far as its files say: for messages."""
     method = quant_method(info)
     if method:
-        return f"quantised with quant_method {method!r}"
+        return f"quantised with quant_method {method!r}{variety(info)}{packed_kinds(info)}"
     if info.quantization_config:
-        return f"quantised: quantization_config has {', '.join(sorted(info.quantization_config))}"
+        keys = ", ".join(sorted(info.quantization_config))
+        return f"quantised: quantization_config has {keys}{variety(info)}{packed_kinds(info)}"
     suffixes = Counter(name.rpartition(".")[2] for name in info.tensor_shapes)
     if not suffixes:
         return "without tensors"
     common = ", ".join(f"{count} {suffix}" for suffix, count in suffixes.most_common(6))
     return f"a checkpoint without quantization_config whose tensors are {common}"
+
+
+def variety(info: CheckpointInfo) -> str:
+    """Which kind of its method a checkpoint says it is, or an empty string."""
+    config = info.quantization_config or {}
+    named = [f"{key} {config[key]!r}" for key in VARIETY_KEYS if isinstance(config.get(key), str)]
+    return f" ({', '.join(named)})" if named else ""
+
+
+def packed_kinds(info: CheckpointInfo) -> str:
+    """What the packed tensors of a checkpoint are called, with their dtypes, or an empty string."""
+    kinds = Counter(
+        f"{name.rpartition('.')[2]} ({info.tensor_dtypes[name]})"
+        for name, shape in info.tensor_shapes.items()
+        if len(shape) > 1 and info.tensor_dtypes[name] not in FLOATS
+    )
+    named = ", ".join(kind for kind, _ in kinds.most_common(4))
+    return f", with packed tensors {named}" if named else ""
 
 
 def quant_method(info: CheckpointInfo) -> str:

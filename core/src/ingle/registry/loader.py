@@ -28,6 +28,7 @@ BUILTIN_MODULES: Final = (
     "ingle.builtin.dense",
     "ingle.builtin.affine_cpu",
     "ingle.builtin.affine_cuda",
+    "ingle.builtin.tile_cuda",
     "ingle.builtin.kv_native",
     "ingle.builtin.kv_int",
 )

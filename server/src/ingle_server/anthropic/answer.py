@@ -103,7 +103,7 @@ def whole_message(
         id=message_id(call),
         model=model,
         content=builder.content,
-        stop_reason=_stop_reason(end),
+        stop_reason=_stop_reason(end, builder.content),
         stop_sequence=_stop_sequence(end),
         usage=_usage(usage),
     )
@@ -137,9 +137,10 @@ class MessageFrames:
         pieces, end = self._follower.follow(arrival)
         events = self._builder.push(pieces)
         if end is not None:
-            delta = {"stop_reason": _stop_reason(end), "stop_sequence": _stop_sequence(end)}
             usage = msgspec.to_builtins(_usage(self._follower.usage.usage()))
             events += self._builder.finish()
+            reason = _stop_reason(end, self._builder.content)
+            delta = {"stop_reason": reason, "stop_sequence": _stop_sequence(end)}
             events.append({"type": "message_delta", "delta": delta, "usage": usage})
             events.append({"type": "message_stop"})
         return b"".join(map(named_frame, events))
@@ -167,9 +168,12 @@ def _usage(usage: Usage) -> MessageUsage:
     )
 
 
-def _stop_reason(end: AnswerEnd) -> str:
-    by_text = end.reason == "stop" and isinstance(end.stop_reason, str)
-    return "stop_sequence" if by_text else _REASONS[end.reason]
+def _stop_reason(end: AnswerEnd, content: Sequence[Block]) -> str:
+    """A named tool ends an OpenAI answer with ``stop``; Anthropic's clients look for the block."""
+    if end.reason == "stop" and isinstance(end.stop_reason, str):
+        return "stop_sequence"
+    calls = any(block["type"] == "tool_use" for block in content)
+    return "tool_use" if calls and end.reason != "length" else _REASONS[end.reason]
 
 
 def _stop_sequence(end: AnswerEnd) -> str | None:

@@ -143,6 +143,7 @@ class ChatChoice(msgspec.Struct, kw_only=True):
     finish_reason: Literal["stop", "length", "tool_calls"]
     stop_reason: str | int | None = None
     token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletion(msgspec.Struct, kw_only=True):
@@ -193,6 +194,7 @@ class ChatChunkChoice(msgspec.Struct, kw_only=True):
     finish_reason: Literal["stop", "length", "tool_calls"] | None = None
     stop_reason: str | int | UnsetType | None = UNSET
     token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletionChunk(msgspec.Struct, kw_only=True):

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import transformers
 
 from ingle.engine.speculation import Speculation
 from ingle.llm import LLM
@@ -99,33 +97,8 @@ def engine(folder: Path, **options: Any) -> LLM:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, demo_model_dir: Path) -> Path:
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        bos_token_id=None,
-        eos_token_id=2,
-    )
-    model = transformers.LlamaForCausalLM(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(0, 0.3) if parameter.dim() > 1 else None
-    path = tmp_path_factory.mktemp("tiny")
-    model.save_pretrained(path)
-    for file in ("tokenizer.json", "tokenizer_config.json"):
-        (path / file).write_bytes((demo_model_dir / file).read_bytes())
-    return path
-
-
-@pytest.fixture(scope="module")
-def alone(folder: Path) -> LLM:
-    return engine(folder)
+def alone(tiny_llama: Path) -> LLM:
+    return engine(tiny_llama)
 
 
 @pytest.fixture(scope="module")
@@ -141,10 +114,18 @@ def answers(llm: LLM, names: list[str]) -> dict[str, tuple[list[int], str]]:
     return dict(zip(names, pairs, strict=True))
 
 
-@pytest.fixture(scope="module", params=SETTINGS)
-def crowd(request: pytest.FixtureRequest, folder: Path) -> dict[str, tuple[list[int], str]]:
+LONG = [pytest.mark.slow, pytest.mark.long]
+QUICK = ("in chunks", "preempted")
+"""The others are for the slow suite."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(n, marks=() if n in QUICK else LONG) for n in SETTINGS],
+)
+def crowd(request: pytest.FixtureRequest, tiny_llama: Path) -> dict[str, tuple[list[int], str]]:
     """Every sampler's answer when all are asked at once."""
-    llm = engine(folder, **SETTINGS[request.param])
+    llm = engine(tiny_llama, **SETTINGS[request.param])
     found = answers(llm, list(SAMPLERS))
     scheduler = llm._core.scheduler
     assert (request.param == "preempted") == (scheduler.num_preemptions > 0)
