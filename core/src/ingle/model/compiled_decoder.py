@@ -238,7 +238,8 @@ class CompiledDecoder:
         if hidden.shape[0] != 1:
             return self._model.logits(hidden)
         (logits,) = self._segments.head([hidden[0].float(), *self._weights.head])
-        return self._model.bounded(logits.unsqueeze(0))
+        # A copy: the package writes its next result into the same memory.
+        return self._model.bounded(logits.unsqueeze(0).clone())
 
     def normed(self, hidden: torch.Tensor) -> torch.Tensor:
         """As ``Decoder.normed``."""

@@ -14,10 +14,10 @@ size the copies cost more than they bring: such models are bound by memory bandw
 def may_compile(model: ModelConfig) -> bool:
     """Whether segments know this kind of model, as ``segment_shapes`` finds out once it is loaded;
     the weights have to be of a kind they know too."""
-    scales, norms = model.scales, model.norms
-    rope = model.ropes[0]
     if model.implementation != "ingle" or model.num_layers < 2 or model.experts is not None:
         return False
+    scales, norms = model.scales, model.norms
+    rope = model.ropes[0]
     if rope is None or any(other != rope for other in model.ropes):
         return False
     is_plain = norms.attention_output is None and norms.mlp_output is None
