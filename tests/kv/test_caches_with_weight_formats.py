@@ -122,10 +122,11 @@ class Engine:
 
 CACHES = [
     "fp8",
-    *(pytest.param(name, marks=pytest.mark.slow) for name in ("fp8_e5m2", "int8", "int4")),
+    *(pytest.param(name, marks=pytest.mark.long) for name in ("fp8_e5m2", "int8", "int4")),
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cache", CACHES)
 def test_every_way_to_be_served_gives_the_answers_of_being_alone(
     site: Path, model: Path, cache: str
