@@ -9,7 +9,7 @@ QUIET_CORES := OMP_WAIT_POLICY=passive
 PYTEST := $(QUIET_CORES) $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-slow test-long test-all previous-plugins test-container fuzz-formats test-kernels-full kernels-full bench-packed check fix docs bench bench-kv bench-kv-quality bench-speculation bench-structured bench-quants check-peers bench-http bench-start bench-gpu clean
+.PHONY: help install demo serve test test-slow test-long test-all previous-plugins test-container fuzz-formats test-kernels-full bench-packed check fix docs bench bench-kv bench-kv-quality bench-speculation bench-structured bench-quants check-peers bench-http bench-start bench-gpu clean
 
 help: ## What there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 18
@@ -37,18 +37,15 @@ test-long: install ## The longest: more cases of what shorter tests hold, before
 
 test-all: test test-slow ## Both
 
-kernels-full: install ## Attention kernels: every combination in the interpreter and the compiler
-	INGLE_KERNELS_FULL=1 $(PYTEST) -m slow tests/kernels/test_gates.py
-
 fuzz-formats: install ## Thousands of random AWQ, GPTQ and EXL2 files through ingle dequantize
 	INGLE_FUZZ_ROUNDS=150 $(PYTEST) tests/formats/test_wild_files.py
 
 previous-plugins: install ## The last release of each plugin with this core
 	$(BIN)/python tools/previous_plugins.py
 
-test-kernels-full: install ## Every format, dtype and row count on this CPU and in Triton's interpreter
+test-kernels-full: install ## Every format, dtype, row count and cache type in Triton's interpreter and compiler (hours)
 	$(PYTEST) tests/formats/test_affine_cpu.py tests/formats/test_exl2_cpu.py tests/formats/test_nibble_tiles.py
-	$(PYTEST) tests/kernels/test_gates.py
+	INGLE_KERNELS_FULL=1 $(PYTEST) tests/kernels/test_gates.py
 
 test-container: install ## Run the container file's steps in an empty Debian (root, debootstrap)
 	$(BIN)/python tools/container.py --debootstrap

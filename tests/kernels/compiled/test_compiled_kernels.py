@@ -71,7 +71,7 @@ def test_a_variant_stays_within_its_budgets(index: int, arch: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not os.environ.get("INGLE_KERNELS_FULL"), reason="make kernels-full")
+@pytest.mark.skipif(not os.environ.get("INGLE_KERNELS_FULL"), reason="make test-kernels-full")
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("index", range(len(every_attention(80))))
 def test_no_attention_kernel_spills(index: int, arch: int) -> None:

@@ -32,7 +32,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "splits": (1, 4),
 }
 FULL = "INGLE_KERNELS_FULL"
-"""Set by ``make kernels-full``: every combination instead of every pair."""
+"""Set by ``make test-kernels-full``: every combination instead of every pair."""
 
 
 def case_of(values: dict[str, Any]) -> Case:
@@ -84,7 +84,7 @@ def full_cases() -> list[Case]:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not os.environ.get(FULL), reason="minutes long: make kernels-full")
+@pytest.mark.skipif(not os.environ.get(FULL), reason="minutes long: make test-kernels-full")
 @pytest.mark.parametrize("case", full_cases(), ids=name_of)
 def test_every_combination_equals_the_reference(case: Case) -> None:
     assert problem(case).error() < BOUNDS[case.dtype]
