@@ -272,7 +272,7 @@ def full_variants(arch: int) -> tuple[Variant, ...]:
 
 
 def every_attention(arch: int) -> tuple[Variant, ...]:
-    """All that the engine launches, by format, head size, dtype and kind; `make test-kernels-full`."""
+    """All that the engine launches, by format, head size, dtype and kind."""
     forms = ("native", "e4m3", "e5m2", "int8", "int4")
     sizes = (64, 80, 96, 112, 128, 192, 256)
     changes: tuple[dict[str, Any], ...] = ({}, {"WINDOW": 1024, "SOFTCAP": True}, {"PAGE": 16})
