@@ -9,7 +9,7 @@ QUIET_CORES := OMP_WAIT_POLICY=passive
 PYTEST := $(QUIET_CORES) $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-slow test-long test-all previous-plugins test-container fuzz-formats test-kernels-full bench-packed check fix docs bench bench-speculation bench-structured bench-quants check-peers bench-http bench-start bench-gpu clean
+.PHONY: help install demo serve test test-slow test-long test-all previous-plugins test-container fuzz-formats test-kernels-full bench-packed check fix docs bench bench-kv bench-kv-quality bench-speculation bench-structured bench-quants check-peers bench-http bench-start bench-gpu clean
 
 help: ## What there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 18
@@ -43,9 +43,9 @@ fuzz-formats: install ## Thousands of random AWQ, GPTQ and EXL2 files through in
 previous-plugins: install ## The last release of each plugin with this core
 	$(BIN)/python tools/previous_plugins.py
 
-test-kernels-full: install ## Every format, dtype and row count on this CPU and in Triton's interpreter
+test-kernels-full: install ## Every format, dtype, row count and cache type in Triton's interpreter and compiler (hours)
 	$(PYTEST) tests/formats/test_affine_cpu.py tests/formats/test_exl2_cpu.py tests/formats/test_nibble_tiles.py
-	$(PYTEST) tests/kernels/test_gates.py
+	INGLE_KERNELS_FULL=1 $(PYTEST) tests/kernels/test_gates.py
 
 test-container: install ## Run the container file's steps in an empty Debian (root, debootstrap)
 	$(BIN)/python tools/container.py --debootstrap
@@ -70,6 +70,12 @@ bench: install ## Speed of MODEL (the demo model when unset): decode, prefill, f
 
 bench-packed: install ## 4-bit products on this CPU beside dense bf16 ones, in turns
 	$(QUIET_CORES) $(BIN)/python tests/benchmarks/bench_packed.py
+
+bench-kv: install ## Decoding and prompts with every KV cache at 4,000 tokens, in turns
+	$(BIN)/python tests/benchmarks/bench_kv.py
+
+bench-kv-quality: install ## Perplexity and greedy agreement of every KV cache (minutes)
+	$(QUIET_CORES) $(BIN)/python tests/benchmarks/bench_kv_quality.py
 
 bench-structured: install ## Decoding under a JSON schema beside decoding without
 	$(QUIET_CORES) $(BIN)/python tests/benchmarks/bench_structured.py

@@ -15,10 +15,11 @@ import bench_gpu_weights as weights
 import torch
 from bench_gpu_timing import Bench, Row
 
-from ingle.attention.decode_rows import DecodePlanner
+from ingle.attention.decode_rows import StepPlanner
 from ingle.attention.layer_cache import LayerCache
 from ingle.attention.metadata import ForwardBatch, SequenceSpan
 from ingle.attention.paged_cuda import PagedCUDAAttention, PagedScratch
+from ingle.attention.paged_triton import Softmax
 from ingle.builtin.affine_cuda_weight import decode_tiles
 from ingle.builtin.affine_triton import MAX_ROWS, PackedW4, default_w4_config, matmul_w4
 from ingle.builtin.kv_native import BlockMajorStore, NativeKVCache
@@ -129,7 +130,7 @@ def build(
     """A decoder of ``shape``; ``make(layer, n, k)`` gives a packed weight."""
     device = bench.device
     backend: Any = PagedCUDAAttention(
-        HEAD_DIM**-0.5, None, PagedScratch(DecodePlanner(PAGE), bench.num_sms), has_flash=False
+        Softmax(scale=HEAD_DIM**-0.5), PagedScratch(StepPlanner(PAGE), bench.num_sms)
     )
     ones = torch.ones(shape.hidden, dtype=torch.float16, device=device)
     heads = HeadShape(num_heads=shape.heads, num_kv_heads=shape.kv_heads, head_dim=HEAD_DIM)

@@ -21,10 +21,10 @@ from bench_gpu_timing import Bench, Launch, Row, capture, relative_error, replay
 
 from ingle.attention.paged_triton import (
     PagedConfig,
-    PagedKV,
-    paged_decode,
-    paged_decode_reference,
-    paged_workspace_bytes,
+    PagedRows,
+    Softmax,
+    paged_attention,
+    workspace_bytes,
 )
 from ingle.builtin.affine_triton import (
     PackedW4,
@@ -88,15 +88,12 @@ def _attention_correctness(bench: Bench) -> list[Row]:
         (False, True), (16, 256), (4,) if bench.small else (1, 4)
     ):
         for by_card in {False, hardware} if fp8 else {False}:
-            caches, query, table = weights.random_cache(bench.device, length, page, fp8=fp8)
-            query = query[:, :1].repeat(1, tokens, 1, 1) * torch.rand_like(query[:, :1])
-            config = PagedConfig(splits=4, hardware_fp8=by_card, num_warps=4)
-            lengths = torch.tensor([length], dtype=torch.int32, device=bench.device)
+            cache = weights.random_cache(bench.device, length, page, fp8=fp8, by_card=by_card)
+            query = cache.query.repeat(tokens, 1, 1) * torch.rand_like(cache.query)
             out = torch.full_like(query, float("nan"))
-            paged_decode(
-                query, caches, table[:1], lengths, config, out=out, workspace=bench.workspace
-            )
-            want = paged_decode_reference(query, caches, table[:1], lengths)
+            config = PagedConfig(splits=4, num_warps=4)
+            _attend(bench, cache, cache.rows(new=tokens), config, (query, out))
+            want = cache.reference(query)
             what = f"attention fp8={fp8} by_card={by_card} page={page} T={tokens}"
             rows.append(_verdict(what, relative_error(out, want), MAX_ATTENTION_ERROR))
     return rows
@@ -194,19 +191,17 @@ def soak_section(bench: Bench, deadline: float) -> list[Row]:
     target = 2 if bench.small else 10_000
     packed = weights.random_w4(n, k, bench.device)
     exl2 = dict(weights.exl2_cases(n, k, bench.device))["mixed"]
-    cache, query, table = weights.random_cache(bench.device, 70 if bench.small else 4000, 256)
-    lengths = torch.tensor([70 if bench.small else 4000], dtype=torch.int32, device=bench.device)
+    cache = weights.random_cache(bench.device, 70 if bench.small else 4000, 256)
+    rows, splits = cache.rows(), PagedConfig(splits=16, num_warps=4)
     x = torch.randn(1, k, device=bench.device).half()
     outs = [torch.empty(1, n, device=bench.device) for _ in range(2)]
-    outs.append(torch.empty_like(query))
+    outs.append(torch.empty_like(cache.query))
     space, config = bench.workspace, W4Config(splits=2 if bench.small else 16)
 
     def launch() -> None:
         matmul_w4(x, packed, config, out=outs[0], workspace=space)
         matmul_exl2(x, exl2, Exl2Config(), out=outs[1], workspace=space)
-        paged_decode(
-            query, cache, table[:1], lengths, PagedConfig(splits=16), out=outs[2], workspace=space
-        )
+        _attend(bench, cache, rows, splits, (cache.query, outs[2]))
 
     launch()
     first = [out.clone() for out in outs]
@@ -245,7 +240,7 @@ def attention_section(bench: Bench, deadline: float) -> list[Row]:
             if time.monotonic() > until and found:
                 break
             config = PagedConfig(block_tokens=block, num_warps=warps, splits=splits)
-            rate = bench.rate(used, _attention_seconds(bench, data, length, config))
+            rate = bench.rate(used, _attention_seconds(bench, data, config))
             knobs = {"block": block, "warps": warps, "splits": splits}
             found.append({"what": f"attention {length} fp8={fp8}", **knobs, **rate})
             if bench.small:
@@ -254,22 +249,27 @@ def attention_section(bench: Bench, deadline: float) -> list[Row]:
     return rows
 
 
-def _attention_seconds(
+def _attend(
     bench: Bench,
-    data: tuple[PagedKV, torch.Tensor, torch.Tensor],
-    length: int,
+    cache: weights.RandomCache,
+    rows: PagedRows,
     config: PagedConfig,
-) -> float:
-    cache, query, table = data
-    lengths = torch.tensor([length], dtype=torch.int32, device=bench.device)
-    out = torch.empty_like(query)
-    assert paged_workspace_bytes(query, cache, config) <= bench.workspace.numel()
+    data: tuple[torch.Tensor, torch.Tensor],
+) -> None:
+    """``data``: query and output."""
+    query, out = data
+    softmax = Softmax(scale=weights.HEAD_DIM**-0.5)
+    assert workspace_bytes(query, cache.pages, rows, config) <= bench.workspace.numel()
+    paged_attention(query, cache.pages, rows, config, softmax, out=out, workspace=bench.workspace)
+
+
+def _attention_seconds(bench: Bench, cache: weights.RandomCache, config: PagedConfig) -> float:
+    out = torch.empty_like(cache.query)
+    launches = [cache.rows(copy) for copy in range(cache.tables.shape[0])]
     return bench.seconds(
         [
-            lambda pages=pages: paged_decode(
-                query, cache, pages, lengths, config, out=out, workspace=bench.workspace
-            )
-            for pages in table.split(1)
+            lambda rows=rows: _attend(bench, cache, rows, config, (cache.query, out))
+            for rows in launches
         ]
     )
 
@@ -290,10 +290,10 @@ def step_section(bench: Bench, deadline: float) -> list[Row]:
     alone: list[float] = []
     for packed in pool:
         alone.append(_w4_seconds(bench, packed[0], _step_config(bench, packed[0]), 1))
-    alone.append(_attention_seconds(bench, data, length, PagedConfig(splits=16)))
+    alone.append(_attention_seconds(bench, data, PagedConfig(splits=16, num_warps=4)))
     for layer in range(layers):
         linears = [_step_launch(bench, packed[layer]) for packed in pool]
-        linears.insert(1, _step_attention(bench, data, layer, length))
+        linears.insert(1, _step_attention(bench, data, layer))
         launches += linears
     if bench.small:
         step = bench.seconds(launches) * len(launches)
@@ -325,16 +325,10 @@ def _step_launch(bench: Bench, packed: PackedW4) -> Launch:
     return lambda: matmul_w4(x, packed, config, out=out, workspace=bench.workspace)
 
 
-def _step_attention(
-    bench: Bench, data: tuple[PagedKV, torch.Tensor, torch.Tensor], layer: int, length: int
-) -> Launch:
-    cache, query, table = data
-    lengths = torch.tensor([length], dtype=torch.int32, device=bench.device)
-    pages, out = table[layer : layer + 1], torch.empty_like(query)
-    config = PagedConfig(splits=16)
-    return lambda: paged_decode(
-        query, cache, pages, lengths, config, out=out, workspace=bench.workspace
-    )
+def _step_attention(bench: Bench, cache: weights.RandomCache, layer: int) -> Launch:
+    rows, out = cache.rows(layer), torch.empty_like(cache.query)
+    config = PagedConfig(splits=16, num_warps=4)
+    return lambda: _attend(bench, cache, rows, config, (cache.query, out))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
 
-from ingle.attention.paged_triton import PagedKV, encode_e4m3
+from ingle.attention.paged_triton import PagedCache, PagedRows
+from ingle.attention.reference import attend
 from ingle.builtin.affine_triton import PackedW4, pack_w4
+from ingle.builtin.kv_native_triton import read_native
+from ingle.plugin import PagedSide
+from ingle_kv_fp8.triton_io import read_e4m3
 from ingle_quant_exl2.planes import PackedExl2, pack_exl2, plan_splits
 
 Packed = TypeVar("Packed", PackedW4, PackedExl2)
@@ -59,23 +63,78 @@ def random_exl2(groups: list[tuple[int, int]], n: int, device: torch.device) -> 
     return plan_splits(pack_exl2(codes, scale_codes, group_scale, (bits, rows)), 8)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomCache:
+    """A cache, a query [1, 32, 128] fp16 for it, and blocks in no order.
+
+    Attributes:
+        tables: int32 [copies, blocks of a sequence].
+        length: Tokens of every sequence.
+    """
+
+    pages: PagedCache
+    query: torch.Tensor
+    tables: torch.Tensor
+    length: int
+
+    def rows(self, copy: int = 0, new: int = 1) -> PagedRows:
+        """One sequence, its last ``new`` tokens."""
+
+        def tensor(number: int) -> torch.Tensor:
+            return torch.full((1,), number, dtype=torch.int32, device=self.query.device)
+
+        return PagedRows(
+            block_table=self.tables[copy : copy + 1],
+            seq_lens=tensor(self.length),
+            row_starts=tensor(0),
+            new_lens=tensor(new),
+            max_new=new,
+        )
+
+    def reference(self, query: torch.Tensor) -> torch.Tensor:
+        """Attention of ``query`` [T, 32, 128] over the first sequence, float32."""
+        sides = []
+        for side, is_value in ((self.pages.k, False), (self.pages.v, True)):
+            numbers = side.tensors[0][self.tables[0].long()]
+            if len(side.tensors) == 2:
+                decoded = numbers.cpu().view(torch.float8_e4m3fn).float().to(query.device)
+                numbers = decoded * side.tensors[1][:, None, None]
+            numbers = numbers.transpose(2, 3) if is_value else numbers
+            sides.append(numbers.transpose(0, 1).flatten(1, 2)[:, : self.length])
+        return attend(query.float(), sides[0], sides[1], HEAD_DIM**-0.5)
+
+
 def random_cache(
-    device: torch.device, length: int, page: int, *, fp8: bool = False, copies: int = 1
-) -> tuple[PagedKV, torch.Tensor, torch.Tensor]:
-    """A cache, a query [1, 1, 32, 128] fp16, and one block table row per copy, pages shuffled."""
+    device: torch.device,
+    length: int,
+    page: int,
+    *,
+    fp8: bool = False,
+    copies: int = 1,
+    by_card: bool = True,
+) -> RandomCache:
+    """``copies`` sequences of ``length`` tokens in blocks of ``page``; ``by_card``: e4m3 is
+    converted by the card's instruction."""
     per_copy = -(-length // page)
-    pages = per_copy * copies
-    keys = torch.randn(pages, KV_HEADS, page, HEAD_DIM, device=device, dtype=torch.float16)
-    values = torch.randn(pages, KV_HEADS, HEAD_DIM, page, device=device, dtype=torch.float16)
-    if fp8:
-        scale = torch.full((KV_HEADS,), 0.01, device=device)
-        codes = [encode_e4m3(t, scale[:, None, None]) for t in (keys, values)]
-        cache = PagedKV(k_cache=codes[0], v_cache=codes[1], k_scale=scale, v_scale=scale)
-    else:
-        cache = PagedKV(k_cache=keys, v_cache=values)
-    table = torch.randperm(pages, device=device).to(torch.int32).view(copies, per_copy)
-    query = torch.randn(1, 1, QUERY_HEADS, HEAD_DIM, device=device, dtype=torch.float16)
-    return cache, query, table
+    blocks = per_copy * copies
+    scale = torch.full((KV_HEADS,), 0.01, device=device)
+    sides = []
+    for is_value in (False, True):
+        tile = (HEAD_DIM, page) if is_value else (page, HEAD_DIM)
+        numbers = torch.randn(blocks, KV_HEADS, *tile, device=device, dtype=torch.float16)
+        if fp8:
+            codes = (numbers.float() / 0.01).clamp(-448, 448).to(torch.float8_e4m3fn)
+            meta = (KV_HEADS, is_value, by_card, device.type == "cuda")
+            sides.append(PagedSide(tensors=(codes.view(torch.uint8), scale), meta=meta))
+        else:
+            sides.append(PagedSide(tensors=(numbers,), meta=(KV_HEADS, is_value)))
+    read = read_e4m3 if fp8 else read_native
+    pages = PagedCache(
+        k=sides[0], v=sides[1], k_read=read, v_read=read, num_kv_heads=KV_HEADS, block_size=page
+    )
+    tables = torch.randperm(blocks, device=device).to(torch.int32).view(copies, per_copy)
+    query = torch.randn(1, QUERY_HEADS, HEAD_DIM, device=device, dtype=torch.float16)
+    return RandomCache(pages=pages, query=query, tables=tables, length=length)
 
 
 def _data(packed: PackedW4 | PackedExl2) -> dict[str, torch.Tensor]:

@@ -47,6 +47,8 @@ _OPERATIONS: dict[str, Callable[..., Register]] = {
     "shr.b32": lambda a, n: a >> n,
     "shl.b32": lambda a, n: a << n,
     "and.b32": lambda a, b: a & b,
+    "xor.b32": lambda a, b: a ^ b,
+    "add.u32": lambda a, b: a + b,
     "lop3.b32": _lop3,
     "prmt.b32": _prmt,
     "neg.f16x2": lambda a: a ^ np.uint32(0x80008000),

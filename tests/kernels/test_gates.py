@@ -22,8 +22,8 @@ def run_gate(folder: str, marks: str) -> str:
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     if folder == "interpreted":
         env["TRITON_INTERPRET"] = "1"
-    plugins = ROOT / "plugins" / "quant_exl2" / "src"
-    sources = [ROOT / "core" / "src", plugins, HERE, HERE / folder]
+    packages = [ROOT / "core", *(ROOT / "plugins" / name for name in ("quant_exl2", "kv_fp8"))]
+    sources = [*(package / "src" for package in packages), HERE, HERE / folder]
     env["PYTHONPATH"] = os.pathsep.join([*map(str, sources), env.get("PYTHONPATH", "")])
     env |= {"INGLE_KERNEL_GATE": folder, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marks]
@@ -40,7 +40,7 @@ def test_kernels_pass_the_gate(folder: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(7200)
 @pytest.mark.parametrize("folder", ["interpreted", "compiled"])
 def test_kernels_pass_the_full_gate(folder: str) -> None:
     pytest.importorskip("triton")

@@ -1,22 +1,28 @@
 """The kernel variants whose cost is watched, as compile jobs; also prints the table of docs.
 
-PYTHONPATH=core/src:plugins/quant_exl2/src python tests/kernels/variants.py
+PYTHONPATH=core/src:plugins/quant_exl2/src:plugins/kv_fp8/src python tests/kernels/variants.py
 """
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import gcd
 from typing import Any
 
 import triton.language as tl
 
-from ingle.attention.paged_triton import paged_decode_kernel
+from ingle.attention.paged_kernel import paged_attention_kernel
+from ingle.attention.paged_triton import decode_config, padded, prompt_config
 from ingle.builtin.affine_triton import w4_decode_kernel
+from ingle.builtin.kv_int_triton import read_int4, read_int8
+from ingle.builtin.kv_native_triton import read_native
 from ingle.builtin.tile_triton import tile_kernel
 from ingle.plugin.affine_decode import decode_affine
 from ingle.testing.triton_compile import ARCHITECTURES, CompileReport, compile_kernel
+from ingle_kv_fp8.triton_io import read_e4m3, read_e5m2
 from ingle_quant_exl2.kernel import exl2_decode_kernel
 from ingle_quant_exl2.tiles import decode_exl2
 
@@ -128,27 +134,53 @@ def exl2(name: str, budget: float, kinds: tuple[tuple[int, int], ...], **changes
     )
 
 
-def paged(name: str, budget: float, warps: int = 2, **changes: Any) -> Variant:
-    """32 query heads on 8, head size 128, pages of 256, unless changed."""
+def _side(form: str, dim: int, is_value: bool, by_card: bool, dtype: str) -> tuple[Any, ...]:
+    """Signature, read function and META of one side."""
+    if form == "native":
+        return f"({dtype}:16)", read_native, (8, is_value)
+    if form == "int8":
+        return f"(*i8:16 {dtype}:16)", read_int8, (8, is_value, 1, True)
+    if form == "int4":
+        return f"(*u8:16 {dtype}:16)", read_int4, (8, is_value, dim // gcd(dim, 32), True)
+    read = read_e4m3 if form == "e4m3" else read_e5m2
+    return "(*u8:16 *fp32:16)", read, (8, is_value, by_card, True)
+
+
+def attention(
+    budget: float,
+    form: str = "native",
+    head_dim: int = 128,
+    dtype: str = "fp16",
+    *,
+    prompt: bool = False,
+    by_card: bool = False,
+    **changes: Any,
+) -> Variant:
+    """32 query heads on 8, pages of 256, as the engine launches it; unless changed."""
+    config = prompt_config(head_dim) if prompt else decode_config(head_dim, 4, 8)
+    name = f"{form}, D {head_dim}, {dtype}" + (", prompt" if prompt else "")
+    name += "".join(f", {key.lower()} {value}" for key, value in changes.items())
+    k, k_read, k_meta = _side(form, head_dim, False, by_card, f"*{dtype}")
+    v, v_read, v_meta = _side(form, head_dim, True, by_card, f"*{dtype}")
     constants = {
-        "HQ": 32, "HK": 8, "D": 128, "PAGE": 256, "T": 1, "BM": 16, "BN": 64, "SPLITS": 16,
-        "STAGES": 3, "FP8": False, "HARDWARE": False, "ASM": True,
+        "K_READ": k_read, "K_META": k_meta, "V_READ": v_read, "V_META": v_meta, "HQ": 32, "HK": 8,
+        "D": head_dim, "DP": padded(head_dim), "PAGE": 256, "BM": config.block_rows,
+        "BN": config.block_tokens, "SPLITS": config.splits, "STAGES": config.num_stages,
+        "WINDOW": 0, "SOFTCAP": False,
     }  # fmt: skip
-    constants |= changes
-    cache, scale = ("*u8:16", "*fp32:16") if constants["FP8"] else ("*fp16:16", "None")
     signature = (
-        f"query=*fp16:16,k_cache={cache},v_cache={cache},block_table=*i32:16,seq_lens=*i32:16,"
-        f"k_scale={scale},v_scale={scale},out=*fp16:16,partials=*fp32:16,stats=*fp32:16,"
-        "counters=*i32:16,softmax_scale=fp32,table_stride=i32"
+        f"query=*{dtype}:16,k_side={k},v_side={v},block_table=*i32:16,seq_lens=*i32:16,"
+        f"row_starts=*i32:16,new_lens=*i32:16,out=*{dtype}:16,partials=*fp32:16,stats=*fp32:16,"
+        "counters=*i32:16,softmax_scale=fp32,softcap=fp32,table_stride=i32"
     )
     return Variant(
         name=f"attention {name}",
-        kernel=paged_decode_kernel,
+        kernel=paged_attention_kernel,
         signature=signature,
-        constants=constants,
-        num_warps=warps,
-        num_stages=3,
-        items_per_lane=2 * constants["BN"] * constants["D"] / (32 * warps),
+        constants=constants | changes,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+        items_per_lane=2 * config.block_tokens * head_dim / (32 * config.num_warps),
         budget=budget,
     )
 
@@ -185,7 +217,7 @@ def tiles(name: str, budget: float, dtype: str = "fp16", **changes: Any) -> Vari
 QUICK = (
     w4("1-8 rows", 2.1),
     exl2("2.5 bit, g64", 2.2, ((2, 64), (3, 64))),
-    paged("fp16, page 256", 2.1),
+    attention(3.0),
 )
 FULL = (
     w4("1-8 rows, bf16", 2.5, BF16=True),
@@ -226,22 +258,30 @@ FULL = (
     tiles("3 bit", 60, "fp16", META=(3, 1, 128)),
     tiles("8 bit", 60, "fp16", META=(8, 0, 128)),
     tiles("EXL2 4 bit", 60, "fp32", DECODE=decode_exl2, META=(4,)),
-    paged("fp16, page 16", 3.4, PAGE=16),
-    paged("fp16, page 256, 4 tokens", 2.1, T=4),
-    paged("fp16, page 256, D 64", 2.8, D=64),
 )
 
 
 def quick_variants(arch: int) -> tuple[Variant, ...]:
     """The few that are compiled on every run; e4m3 by the card from sm_89 on."""
-    return (*QUICK, paged("fp8, page 256", 4.2, FP8=True, HARDWARE=arch >= 89))
+    return (*QUICK, attention(6.0, "e4m3", by_card=arch >= 89))
 
 
 def full_variants(arch: int) -> tuple[Variant, ...]:
-    """All others that run on ``arch``."""
-    return (
-        *FULL,
-        paged("fp8, page 16", 6.5, warps=4, PAGE=16, FP8=True, HARDWARE=arch >= 89),
+    """All others of the table that run on ``arch``."""
+    return FULL
+
+
+def every_attention(arch: int) -> tuple[Variant, ...]:
+    """All that the engine launches, by format, head size, dtype and kind."""
+    forms = ("native", "e4m3", "e5m2", "int8", "int4")
+    sizes = (64, 80, 96, 112, 128, 192, 256)
+    changes: tuple[dict[str, Any], ...] = ({}, {"WINDOW": 1024, "SOFTCAP": True}, {"PAGE": 16})
+    return tuple(
+        attention(99, form, size, dtype, prompt=prompt, by_card=arch >= 89, **change)
+        for number, (form, size, prompt, change) in enumerate(
+            itertools.product(forms, sizes, (False, True), changes)
+        )
+        for dtype in (("fp16", "bf16")[number % 2],)
     )
 
 

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 import pytest
 import torch
 
+from ingle.builtin.kv_int_formats import Int4KVCache, Int8KVCache
 from ingle.builtin.kv_native import NativeKVCache
 from ingle.plugin import DeviceInfo, KVCacheFormat, KVCacheGeometry
 from ingle.testing import KVCacheFormatConformance
@@ -42,29 +43,44 @@ class TestFp8E5M2OnCuda(KVCacheFormatConformance):
     device: ClassVar[DeviceInfo] = CARD
 
 
+class TestInt8OnCuda(KVCacheFormatConformance):
+    plugin_module: ClassVar[str] = "ingle.builtin.kv_int"
+    format_name: ClassVar[str] = "int8"
+    device: ClassVar[DeviceInfo] = CARD
+
+
+class TestInt4OnCuda(KVCacheFormatConformance):
+    plugin_module: ClassVar[str] = "ingle.builtin.kv_int"
+    format_name: ClassVar[str] = "int4"
+    device: ClassVar[DeviceInfo] = CARD
+
+
+FORMS = (NativeKVCache(), Int8KVCache(), Int4KVCache(), Fp8E4M3Format(), Fp8E5M2Format())
+
+
 def geometry(side: Literal["k", "v"]) -> KVCacheGeometry:
     return KVCacheGeometry(
         side=side, num_kv_heads=2, head_dim=32, block_size=16, dtype=torch.float16
     )
 
 
-@pytest.mark.parametrize("form", [NativeKVCache(), Fp8E4M3Format()])
+@pytest.mark.parametrize("form", [NativeKVCache(), Fp8E4M3Format(), Fp8E5M2Format()])
 def test_blocks_lie_as_decode_attention_reads_them(form: KVCacheFormat) -> None:
     shapes = {"k": (3, 2, 16, 32), "v": (3, 2, 32, 16)}
     for side, shape in shapes.items():
         store = form.allocate(geometry(side), 3, CARD)
         paged = store.paged()
         assert paged is not None
-        assert paged.blocks.shape == shape
-        assert paged.blocks.is_contiguous()
+        blocks = paged.tensors[0]
+        assert blocks.shape == shape
+        assert blocks.is_contiguous()
         x = torch.randn(1, 2, 32).half()
         form.write(store, x, torch.tensor([2 * 16 + 5]))
-        stored = paged.blocks[2, :, 5] if side == "k" else paged.blocks[2, :, :, 5]
+        stored = blocks[2, :, 5] if side == "k" else blocks[2, :, :, 5]
         assert bool(stored.any())
-        assert not paged.blocks[:2].any()
+        assert not blocks[:2].any()
 
 
-def test_on_a_cpu_and_in_e5m2_there_is_nothing_to_read_in_place() -> None:
-    assert NativeKVCache().allocate(geometry("v"), 3, DeviceInfo(type="cpu")).paged() is None
-    assert Fp8E4M3Format().allocate(geometry("v"), 3, DeviceInfo(type="cpu")).paged() is None
-    assert Fp8E5M2Format().allocate(geometry("v"), 3, CARD).paged() is None
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+def test_on_a_cpu_there_is_nothing_for_triton_to_read(form: KVCacheFormat) -> None:
+    assert form.allocate(geometry("v"), 3, DeviceInfo(type="cpu")).paged() is None

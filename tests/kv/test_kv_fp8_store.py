@@ -229,17 +229,30 @@ def test_stored_is_the_rounded_quotient_and_read_is_the_product(form: Fp8Format)
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
-def test_measuring_makes_each_heads_largest_number_half_the_largest_code(form: Fp8Format) -> None:
+def test_measuring_leaves_room_and_rounds_as_well_as_any_scale_of_the_octave(
+    form: Fp8Format,
+) -> None:
     store = store_of(form, dtype=torch.float32)
     x = random_rows(10).float()
     x[4, 0, 3], x[2, 1, 7] = -1000.0, 0.01
     x[:, 1] *= 0.001
     form.observe(store, x)
-    largest = x.abs().amax((0, 2))
-    torch.testing.assert_close(store.scale.flatten(), 2 * largest / form.codec.largest)
+    scales = store.scale.flatten()
+    room = form.codec.largest * scales / x.abs().amax((0, 2))
+    assert ((room > 1.999) & (room < 4.1)).all()
+
+    def errors(scale: torch.Tensor) -> torch.Tensor:
+        largest = form.codec.largest
+        codes = (x / scale.view(1, -1, 1)).clamp(-largest, largest)
+        rounded = codes.to(getattr(torch, form.codec.dtype_name)).float() * scale.view(1, -1, 1)
+        return (rounded - x).square().sum((0, 2))
+
+    low = 2 * x.abs().amax((0, 2)) / form.codec.largest
+    low = 2.0 ** ((low.log2() * 16).ceil() / 16)
+    tried = torch.stack([errors(low * 2.0 ** (step / 16)) for step in range(16)])
+    assert (errors(scales) <= tried.amin(0) * 1.0001).all()
     form.write(store, x, torch.arange(10))
     found = form.gather(store, torch.arange(2), 10).transpose(0, 1)
-    torch.testing.assert_close(found.abs().amax((0, 2)), largest)
     for head in range(HEADS):
         error = (found[:, head] - x[:, head]).norm() / x[:, head].norm()
         assert error < form.max_relative_error["float32"]
@@ -250,9 +263,9 @@ def test_measuring_leaves_out_what_is_not_a_number_and_heads_of_zeros() -> None:
     x = torch.zeros(4, HEADS, DIM)
     x[0, 0, :4] = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.448])
     FORMATS[0].observe(store, x.bfloat16())
-    torch.testing.assert_close(
-        store.scale.flatten(), torch.tensor([0.002, 1.0]), rtol=5e-3, atol=0.0
-    )
+    first, second = store.scale.flatten().tolist()
+    assert 0.00199 < first < 0.0041
+    assert second == 1.0
     FORMATS[0].observe(store, x[:0])
     assert store.scale.flatten().tolist()[1] == 1.0
 
@@ -324,12 +337,3 @@ def test_zero_and_minus_one_mean_that_there_is_no_scale(unset: Any) -> None:
     values = store_of(FORMATS[0], side="v")
     assert FORMATS[0].load_scales(values, LAYER, scale_file(k_scale=0.5, v_scale=unset))
     assert values.scale.flatten().tolist() == [0.5]
-
-
-def test_numbers_that_fit_keep_a_scale_of_one() -> None:
-    for largest, fits in ((0.9, False), (1.0, True), (224.0, True), (225.0, False)):
-        store = store_of(FORMATS[0])
-        x = torch.zeros(2, HEADS, DIM)
-        x[1, :, 2] = largest
-        FORMATS[0].observe(store, x)
-        assert store.has_unit_scale is fits, largest

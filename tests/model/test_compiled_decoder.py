@@ -116,7 +116,12 @@ class Uncompiled:
     def __call__(self, inputs: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         module = self._module
         if isinstance(module, DecodeSegment):
-            out = module(tuple(inputs[:5]), tuple(inputs[5:10]), tuple(inputs[10:]))
+            feed, sides = iter(inputs), (module.shape.k_side, module.shape.v_side)
+            state = tuple(next(feed) for _ in range(5))
+            stored = (tuple(next(feed) for _ in side.tensors) for side in sides)
+            constants = (tuple(next(feed) for _ in side.constants) for side in sides)
+            cache = (*stored, *constants, *(next(feed) for _ in range(3)))
+            out = module(state, cache, tuple(feed))
         elif isinstance(module, DecodeEntry):
             out = module(*inputs[:3], tuple(inputs[3:]))
         else:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
 import pytest
-from variants import Variant, cell, full_variants, quick_variants
+from variants import Variant, cell, every_attention, full_variants, quick_variants
 
 from ingle.testing.triton_compile import ARCHITECTURES, CompileReport
 
@@ -67,3 +68,14 @@ def test_a_kernel_multiplies_on_tensor_cores(arch: int) -> None:
 @pytest.mark.parametrize("index", range(len(full_variants(80))))
 def test_a_variant_stays_within_its_budgets(index: int, arch: int) -> None:
     check(full_variants(arch)[index], arch)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.environ.get("INGLE_KERNELS_FULL"), reason="make test-kernels-full")
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("index", range(len(every_attention(80))))
+def test_no_attention_kernel_spills(index: int, arch: int) -> None:
+    variant = every_attention(arch)[index]
+    report = variant.compile(arch)
+    assert report.spill_bytes == 0, variant.name
+    assert report.shared_bytes <= report.shared_limit_bytes, variant.name

@@ -7,8 +7,9 @@ import pytest
 import torch
 from ptx_emulator import run_ptx
 
-from ingle.attention.paged_triton import E4M3_ASM
 from ingle.builtin.affine_triton import NIBBLE_ASM_BF16, NIBBLE_ASM_FP16
+from ingle.builtin.kv_int_triton import INT8_ASM
+from ingle_kv_fp8.triton_io import E4M3_ASM
 from ingle_quant_exl2.kernel import FIELD_ASM
 from ingle_quant_exl2.planes import PLANES
 
@@ -49,10 +50,24 @@ def test_a_field_minus_its_zero_is_exact(bits: int, v: int) -> None:
     assert (out.view(np.float16).astype(np.int64) == want - 2 ** (bits - 1)).all()
 
 
-def test_e4m3_becomes_fp16_exactly_except_for_its_two_nan_codes() -> None:
+def shuffled_codes() -> np.ndarray:
     shuffle = np.random.default_rng(0)
-    codes = np.concatenate([shuffle.permutation(np.arange(256, dtype=np.uint8)) for _ in range(8)])
-    pair = run_ptx(E4M3_ASM.value, [codes.view(np.uint32)], outputs=2)
-    got = np.stack(pair, 1).reshape(-1).view(np.float16).astype(np.float64) * 256
+    return np.concatenate([shuffle.permutation(np.arange(256, dtype=np.uint8)) for _ in range(8)])
+
+
+def fp16_of(code: str, codes: np.ndarray) -> np.ndarray:
+    pair = run_ptx(code, [codes.view(np.uint32)], outputs=2)
+    return np.stack(pair, 1).reshape(-1).view(np.float16).astype(np.float64)
+
+
+def test_e4m3_becomes_fp16_exactly_its_two_nan_codes_included() -> None:
+    codes = shuffled_codes()
     want = torch.from_numpy(codes).view(torch.float8_e4m3fn).double().numpy()
-    assert set(codes[got != want]) == {0x7F, 0xFF}
+    got = fp16_of(E4M3_ASM.value, codes) * 256
+    np.testing.assert_array_equal(got, want)
+    assert (np.signbit(got) == np.signbit(want)).all()
+
+
+def test_int8_becomes_fp16_exactly() -> None:
+    codes = shuffled_codes()
+    np.testing.assert_array_equal(fp16_of(INT8_ASM.value, codes), codes.view(np.int8))

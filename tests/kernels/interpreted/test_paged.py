@@ -1,160 +1,173 @@
-"""Paged attention against torch's own attention on the gathered sequence."""
+"""Paged attention in Triton's interpreter against the reference, and against torch's own."""
 
 from __future__ import annotations
 
+import itertools
+import os
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
+from paged_case import BOUNDS, Case, pairwise, problem
 from torch.nn.functional import scaled_dot_product_attention
 
-from ingle.attention.paged_triton import (
-    COUNTER_BYTES,
-    PagedConfig,
-    PagedKV,
-    decode_e4m3,
-    encode_e4m3,
-    paged_decode,
-    paged_decode_reference,
-    paged_workspace_bytes,
-)
+from ingle.attention.paged_triton import PagedConfig, decode_config, paged_attention, paged_cache
 
-HQ, HK, D, PAGES = 8, 2, 32, 12
-
-
-def make_cache(page: int, dtype: torch.dtype, *, fp8: bool) -> tuple[PagedKV, list[torch.Tensor]]:
-    """A random cache, and the fp32 keys and values [P, HK, S, D] it stands for."""
-    keys, values = torch.randn(PAGES, HK, page, D), torch.randn(PAGES, HK, D, page)
-    if not fp8:
-        cache = PagedKV(k_cache=keys.to(dtype), v_cache=values.to(dtype))
-        return cache, [cache.k_cache.float(), cache.v_cache.float().transpose(2, 3)]
-    scales = [torch.rand(HK) * 0.01 + 0.01 for _ in range(2)]
-    wide = [s[:, None, None] for s in scales]
-    codes = [encode_e4m3(t, s) for t, s in zip((keys, values), wide, strict=True)]
-    cache = PagedKV(k_cache=codes[0], v_cache=codes[1], k_scale=scales[0], v_scale=scales[1])
-    decoded = [decode_e4m3(c, s) for c, s in zip(codes, wide, strict=True)]
-    return cache, [decoded[0], decoded[1].transpose(2, 3)]
+HEAD_DIMS = (64, 80, 96, 112, 128, 192, 256)
+GROUPS = tuple(range(1, 9))
+WINDOWS = (None, 1, 40, 300)
+SOFTCAPS = (None, 5.0)
+PAIRS = ("auto", "int8", "int4", "fp8_e4m3", "fp8_e5m2", "int8,int4", "auto,fp8_e4m3")
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "head_dim": HEAD_DIMS,
+    "group": GROUPS,
+    "window": WINDOWS,
+    "softcap": SOFTCAPS,
+    "length": (1, 17, 64, 257, 300),
+    "new": (1, 1, 5, 24),
+    "block_size": (16, 256),
+    "formats": PAIRS,
+    "dtype": (torch.float16, torch.bfloat16),
+    "splits": (1, 4),
+}
+FULL = "INGLE_KERNELS_FULL"
+"""Set by ``make test-kernels-full``: every combination instead of every pair."""
 
 
-def torch_attention(
-    query: torch.Tensor, dense: list[torch.Tensor], pages: torch.Tensor, length: int
-) -> torch.Tensor:
-    """query [T, HQ, D] of one sequence; fp64, by torch."""
-    tokens = query.shape[0]
-    keys, values = (
-        t[pages.long()].transpose(0, 1).flatten(1, 2)[:, :length].double() for t in dense
-    )
-    keys, values = (t.repeat_interleave(HQ // HK, 0) for t in (keys, values))
-    mask = torch.ones(tokens, length, dtype=torch.bool).tril(length - tokens)
-    out = scaled_dot_product_attention(query.transpose(0, 1).double(), keys, values, mask)
-    return out.transpose(0, 1)
+def case_of(values: dict[str, Any]) -> Case:
+    new = min(values["new"], values["length"])
+    return Case(**{**values, "new": new, "heads": 1 + values["group"] % 2})
 
 
-def attend(
-    query: torch.Tensor,
-    cache: PagedKV,
-    pages: torch.Tensor,
-    lengths: list[int],
-    config: PagedConfig,
-) -> torch.Tensor:
-    out = torch.full_like(query, float("nan"))
-    workspace = torch.zeros(paged_workspace_bytes(query, cache, config), dtype=torch.uint8)
-    seq_lens = torch.tensor(lengths, dtype=torch.int32)
-    for _ in range(2):  # the second launch relies on the counters the first one left
-        paged_decode(query, cache, pages, seq_lens, config, out=out, workspace=workspace)
-    assert not workspace[:COUNTER_BYTES].any(), "counters must be left at zero"
-    return out
+def name_of(case: Case) -> str:
+    parts = [f"D{case.head_dim}", f"G{case.group}", f"L{case.length}", f"new{case.new}"]
+    parts += [f"page{case.block_size}", case.formats, str(case.dtype).removeprefix("torch.")]
+    parts += [f"window{case.window}"] if case.window else []
+    return "-".join(parts + (["softcap"] if case.softcap else []))
 
 
-def page_table(lengths: list[int], page: int) -> torch.Tensor:
-    count = -(-max(lengths) // page)
-    return torch.stack([torch.randperm(PAGES)[:count] for _ in lengths]).to(torch.int32)
+@pytest.mark.parametrize("case", [case_of(one) for one in pairwise(CHOICES)], ids=name_of)
+def test_every_pair_of_choices_equals_the_reference(case: Case) -> None:
+    assert problem(case).error() < BOUNDS[case.dtype]
 
 
 @pytest.mark.parametrize(
-    ("page", "lengths", "tokens", "dtype", "fp8", "hardware"),
+    "case",
     [
-        (64, [150, 17, 64], 1, torch.float16, False, True),
-        (64, [130, 3], 3, torch.bfloat16, False, True),
-        (32, [130, 1], 1, torch.float16, True, True),
-        (64, [66, 64], 2, torch.float16, True, False),
-        (16, [90, 3], 1, torch.bfloat16, True, True),
-        (16, [70, 33], 3, torch.float16, False, True),
+        Case(head_dim=64, group=3, length=3000, block_size=256, splits=8),
+        Case(head_dim=128, group=4, length=3000, block_size=16, formats="fp8_e4m3", splits=8),
+        Case(head_dim=96, group=2, length=3000, new=20, block_size=256, window=500),
     ],
+    ids=name_of,
 )
-def test_attention_equals_torch(
-    page: int,
-    lengths: list[int],
-    tokens: int,
-    dtype: torch.dtype,
-    fp8: bool,
-    hardware: bool,
-) -> None:
-    torch.manual_seed(0)
-    cache, dense = make_cache(page, dtype, fp8=fp8)
-    pages = page_table(lengths, page)
-    query = torch.randn(len(lengths), tokens, HQ, D).to(dtype)
-    config = PagedConfig(block_tokens=32, splits=3, hardware_fp8=hardware)
-    out = attend(query, cache, pages, lengths, config)
-    for b, length in enumerate(lengths):
-        want = torch_attention(query[b], dense, pages[b], length)
-        error = ((out[b].double() - want).norm() / want.norm()).item()
-        assert error < (4e-3 if dtype == torch.bfloat16 else 5e-4)
+def test_three_thousand_cached_tokens_equal_the_reference(case: Case) -> None:
+    assert problem(case).error() < BOUNDS[case.dtype]
 
 
-def test_the_reference_equals_torch() -> None:
-    cache, dense = make_cache(16, torch.float16, fp8=True)
-    pages = page_table([50, 7], 16)
-    query = torch.randn(2, 2, HQ, D)
-    got = paged_decode_reference(query, cache, pages, torch.tensor([50, 7]))
-    for b, length in enumerate((50, 7)):
-        want = torch_attention(query[b], dense, pages[b], length).float()
-        assert torch.allclose(got[b], want, atol=1e-5)
-
-
-@pytest.mark.parametrize("fp8", [False, True])
-def test_garbage_past_the_end_of_a_sequence_does_not_matter(fp8: bool) -> None:
-    cache, _ = make_cache(64, torch.float16, fp8=fp8)
-    query, pages = torch.randn(1, 1, HQ, D).half(), torch.tensor([[3, 5]], dtype=torch.int32)
-    config = PagedConfig(block_tokens=32, splits=2)
-    clean = attend(query, cache, pages, [70], config)
-    cache.k_cache[5, :, 6:] = 0x7F if fp8 else float("nan")
-    cache.v_cache[5, :, :, 6:] = 0x7F if fp8 else float("nan")
-    assert torch.equal(attend(query, cache, pages, [70], config), clean)
-
-
-def test_an_empty_sequence_gives_zeros() -> None:
-    cache, _ = make_cache(16, torch.float16, fp8=False)
-    query = torch.randn(1, 1, HQ, D).half()
-    out = attend(query, cache, page_table([16], 16), [0], PagedConfig(block_tokens=16, splits=2))
-    assert not out.any()
-
-
-def test_what_the_kernel_cannot_serve_is_declined_with_the_value() -> None:
-    cache, _ = make_cache(16, torch.float16, fp8=False)
-    pages, lengths = page_table([16], 16), [16]
-    with pytest.raises(ValueError, match="float32"):
-        attend(torch.zeros(1, 1, HQ, D), cache, pages, lengths, PagedConfig())
-    with pytest.raises(ValueError, match="bfloat16"):
-        attend(torch.zeros(1, 1, HQ, D).bfloat16(), cache, pages, lengths, PagedConfig())
-    with pytest.raises(ValueError, match="7 query heads"):
-        attend(torch.zeros(1, 1, 7, D).half(), cache, pages, lengths, PagedConfig())
-    with pytest.raises(ValueError, match="caches are"):
-        attend(torch.zeros(1, 1, HQ, 64).half(), cache, pages, lengths, PagedConfig())
-    bare = PagedKV(k_cache=cache.k_cache.view(torch.uint8)[..., :D], v_cache=cache.v_cache)
-    with pytest.raises(ValueError, match="k_scale"):
-        attend(torch.zeros(1, 1, HQ, D).half(), bare, pages, lengths, PagedConfig())
+def full_cases() -> list[Case]:
+    """Every head size, ratio, window and soft-cap at 20 lengths, the rest taken in turn."""
+    lengths = itertools.cycle((1, 2, 15, 16, 17, 63, 64, 65, 127, 255, 256, 257, 511, 777, 1000))
+    news, sizes = itertools.cycle((1, 1, 2, 7, 64, 150, 1)), itertools.cycle((16, 256))
+    dtypes = itertools.cycle((torch.float16, torch.bfloat16, torch.float16))
+    pairs, far = itertools.cycle(PAIRS), itertools.cycle((1500, 2048, 2999, 3000))
+    found = []
+    for number, (dim, group, window, softcap) in enumerate(
+        itertools.product(HEAD_DIMS, GROUPS, WINDOWS, SOFTCAPS)
+    ):
+        length = next(far) if number % 8 == 7 else next(lengths)
+        values = {"head_dim": dim, "group": group, "window": window, "softcap": softcap}
+        values |= {"length": length, "new": next(news), "block_size": next(sizes)}
+        values |= {"formats": next(pairs), "dtype": next(dtypes), "splits": 1 + number % 5}
+        found.append(case_of(values))
+    return found
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [16, 64, 256])
-@pytest.mark.parametrize("fp8", [False, True])
-@pytest.mark.parametrize("tokens", [1, 2, 4])
-def test_every_length_around_a_tile_border(page: int, fp8: bool, tokens: int) -> None:
-    torch.manual_seed(0)
-    cache, dense = make_cache(page, torch.float16, fp8=fp8)
-    config = PagedConfig(block_tokens=64, splits=2)
-    for length in (tokens, 16, 63, 64, 65, 127, 128, 129, 191):
-        pages = page_table([length], page)
-        query = torch.randn(1, tokens, HQ, D).half()
-        out = attend(query, cache, pages, [length], config)
-        want = torch_attention(query[0], dense, pages[0], length)
-        assert ((out[0].double() - want).norm() / want.norm()).item() < 5e-4
+@pytest.mark.skipif(not os.environ.get(FULL), reason="minutes long: make test-kernels-full")
+@pytest.mark.parametrize("case", full_cases(), ids=name_of)
+def test_every_combination_equals_the_reference(case: Case) -> None:
+    assert problem(case).error() < BOUNDS[case.dtype]
+
+
+@pytest.mark.parametrize("new", [1, 3])
+def test_the_native_cache_equals_torch_in_float64(new: int) -> None:
+    case = Case(head_dim=64, group=4, length=150, new=new, heads=2)
+    one = problem(case)
+    found = one.kernel()
+    for span in one.batch.spans:
+        keys, values = (side.double().repeat_interleave(4, 0) for side in one.cache.read(span))
+        rows = one.query[span.start : span.stop].double().transpose(0, 1)
+        mask = torch.ones(new, span.seq_len, dtype=torch.bool).tril(span.seq_len - new)
+        wanted = scaled_dot_product_attention(rows, keys, values, mask).transpose(0, 1)
+        error = (found[span.start : span.stop].double() - wanted).norm() / wanted.norm()
+        assert error < BOUNDS[torch.float16]
+
+
+@pytest.mark.parametrize("formats", ["auto", "fp8_e4m3", "int8", "int4"])
+def test_garbage_past_the_end_of_a_sequence_does_not_matter(formats: str) -> None:
+    one = problem(Case(head_dim=32, group=2, length=70, block_size=64, formats=formats))
+    clean = one.kernel()
+    last = one.batch.spans[0].block_table[-1]
+    for store in (one.cache.k_store, one.cache.v_store):
+        for tensor in store.tensors().values():
+            tensor[last, :, 6:] = float("nan") if tensor.is_floating_point() else 0x7F
+    assert torch.equal(one.kernel(), clean)
+
+
+@pytest.mark.parametrize("formats", ["auto", "fp8_e4m3", "fp8_e5m2", "int8", "int4"])
+def test_a_cached_nan_is_seen_in_the_output(formats: str) -> None:
+    one = problem(Case(head_dim=32, group=2, length=40, formats=formats))
+    table = one.batch.spans[0].block_table
+    slot = torch.tensor([table[0] * 16 + 3])
+    bad = torch.full((1, 1, 32), float("nan"), dtype=torch.float16)
+    one.cache.write(bad, torch.zeros(1, 1, 32).half(), slot)
+    found = one.kernel()
+    assert found[0].isnan().all()
+    assert not found[1].isnan().any()
+
+
+def test_an_empty_sequence_gives_zeros() -> None:
+    one = problem(Case(head_dim=32, length=16))
+    one.rows.seq_lens[0] = 0
+    found = one.kernel()
+    assert not found[0].any()
+    assert found[1].any()
+
+
+def test_the_same_problem_gives_the_same_bits_for_every_order_of_its_sequences() -> None:
+    one = problem(Case(head_dim=64, group=3, length=200, formats="int8"))
+    rows = one.rows
+    turned = replace(
+        rows,
+        block_table=rows.block_table.flip(0),
+        seq_lens=rows.seq_lens.flip(0),
+        row_starts=rows.row_starts.flip(0),
+    )
+    assert torch.equal(replace(one, rows=turned).kernel(), one.kernel())
+
+
+def test_what_the_kernel_cannot_serve_is_declined_with_the_value() -> None:
+    one = problem(Case(head_dim=32))
+    pages, config, softmax = paged_cache(one.cache), decode_config(32, 2, 1), one.case.softmax
+    assert pages is not None
+
+    def attend(query: torch.Tensor, how: PagedConfig = config, **changes: Any) -> None:
+        rows = replace(one.rows, **changes)
+        paged_attention(query, pages, rows, how, softmax, out=torch.empty_like(query))
+
+    with pytest.raises(ValueError, match="float32"):
+        attend(one.query.float())
+    with pytest.raises(ValueError, match="head size 40"):
+        attend(torch.zeros(2, 2, 40).half())
+    with pytest.raises(ValueError, match="3 query heads"):
+        paged_attention(
+            torch.zeros(2, 3, 32).half(),
+            replace(pages, num_kv_heads=2),
+            one.rows,
+            config,
+            softmax,
+            out=torch.zeros(2, 3, 32).half(),
+        )
+    with pytest.raises(ValueError, match="block_rows 16"):
+        attend(one.query, replace(config, splits=4), max_new=9)

@@ -32,6 +32,7 @@ class GatheredAttention:
     """
 
     name = "gathered"
+    writer: None = None
 
     def __init__(self, scale: float, window: int | None = None, *, has_flash: bool = False) -> None:
         self.scale = scale

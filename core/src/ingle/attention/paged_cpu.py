@@ -71,6 +71,7 @@ class PagedCPUAttention:
     """
 
     name = "paged_cpu"
+    writer: None = None
 
     def __init__(
         self, scale: float, window: int | None = None, softcap: float | None = None

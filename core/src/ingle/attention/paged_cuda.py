@@ -1,29 +1,34 @@
-"""Attention on CUDA: decode rows in place through Triton, prompts through torch.
+"""Attention on CUDA, in place through Triton: decode steps and prompts.
 
-Shape letters: T rows, B decode rows, Q query heads, H key/value heads, D head size.
+Shape letters: T rows, Q query heads, H key/value heads, D head size.
 """
 
 from __future__ import annotations
 
 import torch
 
-from ingle.attention.decode_rows import DecodePlanner, DecodeRows
-from ingle.attention.gathered import GatheredAttention
+from ingle.attention.decode_rows import StepPlanner
 from ingle.attention.layer_cache import LayerCache
 from ingle.attention.metadata import ForwardBatch
 from ingle.attention.paged_triton import (
     COUNTER_BYTES,
+    PagedCache,
     PagedConfig,
-    PagedKV,
-    paged_decode,
-    paged_workspace_bytes,
+    PagedRows,
+    Softmax,
+    decode_config,
+    paged_attention,
+    paged_cache,
+    prompt_config,
+    workspace_bytes,
 )
+from ingle.attention.paged_write import rotate_and_write
 
 SPLITS = (1, 8, 32)
 """Programs along a sequence, few choices because each is compiled. Too many cost little: those
 without tokens end at once."""
 PROGRAMS_PER_SM = 2
-"""Programs that keep a multiprocessor busy: two warps each, with most of its registers."""
+"""Programs that keep a multiprocessor busy: four warps each, with most of its registers."""
 
 
 class PagedScratch:
@@ -34,15 +39,15 @@ class PagedScratch:
         num_sms: Multiprocessors of the card.
     """
 
-    def __init__(self, planner: DecodePlanner, num_sms: int) -> None:
+    def __init__(self, planner: StepPlanner, num_sms: int) -> None:
         self.planner = planner
         self._num_sms = num_sms
         self._workspace: torch.Tensor | None = None
 
-    def config(self, programs: int, head_dim: int) -> PagedConfig:
-        """A launch that fills the card; ``programs``: sequences times heads, before a split."""
-        splits = self._splits(programs)
-        return PagedConfig(block_tokens=64 if head_dim <= 128 else 32, splits=splits)
+    def config(self, programs: int, head_dim: int, group: int) -> PagedConfig:
+        """A decode launch that fills the card; ``programs``: sequences times key/value heads,
+        before a split; ``group``: query heads of each."""
+        return decode_config(head_dim, group, self._splits(programs))
 
     def batch_sizes(self, num_kv_heads: int) -> list[int]:
         """For every launch there is, the smallest number of sequences that gets it."""
@@ -65,69 +70,50 @@ class PagedScratch:
 
 
 class PagedCUDAAttention:
-    """One launch attends for all decode rows of a batch; other rows go sequence by sequence.
-
-    A row whose sliding window is shorter than its sequence, and a cache whose layout cannot be
-    read in place, are gathered.
+    """One launch attends for all decode rows of a batch, one for the rows of all prompts.
 
     Args:
-        scale: Factor on the logits.
-        window: Tokens a row attends to at most, itself included; None is all before it.
+        softmax: What happens to logits.
         scratch: Shared by all layers.
-        has_flash: Whether torch has flash attention here.
     """
 
     name = "paged_triton"
+    writer = staticmethod(rotate_and_write)
 
-    def __init__(
-        self, scale: float, window: int | None, scratch: PagedScratch, *, has_flash: bool = False
-    ) -> None:
-        self.scale = scale
-        self.window = window
+    def __init__(self, softmax: Softmax, scratch: PagedScratch) -> None:
+        self.softmax = softmax
         self.scratch = scratch
-        self._gathered = GatheredAttention(scale, window, has_flash=has_flash)
 
     def __call__(self, query: torch.Tensor, cache: LayerCache, batch: ForwardBatch) -> torch.Tensor:
         """``query`` [T, Q, D] over what ``cache`` holds: [T, Q * D]."""
+        pages = paged_cache(cache)
+        assert pages is not None
         plan = self.scratch.planner(batch)
-        pages = None if plan is None else paged_cache(cache)
-        if plan is None or pages is None or self._is_windowed(plan):
-            return self._gathered(query, cache, batch)
-        if plan.rows is None:
-            return self._decode(query, pages, plan)
-        out = query.new_empty(query.shape[0], query.shape[1] * query.shape[2])
-        out[plan.rows] = self._decode(query.index_select(0, plan.rows), pages, plan)
-        for span in plan.others:
-            rows = query[span.start : span.stop]
-            out[span.start : span.stop] = self._gathered.attend(rows, cache, span)
-        return out
+        rows = _turned(query, cache.k_store.rotation).contiguous()
+        out = torch.empty_like(rows)
+        if plan.decodes is not None:
+            programs = plan.decodes.num_sequences * pages.num_kv_heads
+            group = rows.shape[1] // pages.num_kv_heads
+            config = self.scratch.config(programs, rows.shape[-1], group)
+            self._launch(rows, pages, plan.decodes, config, out)
+        if plan.prompts is not None:
+            self._launch(rows, pages, plan.prompts, prompt_config(rows.shape[-1]), out)
+        back = cache.v_store.rotation
+        return _turned(out, None if back is None else back.T).flatten(1)
 
-    def _is_windowed(self, plan: DecodeRows) -> bool:
-        return self.window is not None and self.window < plan.max_seq_len
-
-    def _decode(self, query: torch.Tensor, pages: PagedKV, plan: DecodeRows) -> torch.Tensor:
-        """``query`` [B, Q, D] to [B, Q * D]."""
-        rows = query.contiguous().unsqueeze(1)
-        config = self.scratch.config(plan.num_rows * pages.k_cache.shape[1], rows.shape[-1])
-        needed = paged_workspace_bytes(rows, pages, config)
-        out = paged_decode(
-            rows,
-            pages,
-            plan.block_table,
-            plan.seq_lens,
-            config,
-            out=torch.empty_like(rows),
-            workspace=self.scratch.workspace(needed, rows.device),
-            softmax_scale=self.scale,
-        )
-        return out.flatten(1)
+    def _launch(
+        self,
+        query: torch.Tensor,
+        pages: PagedCache,
+        rows: PagedRows,
+        config: PagedConfig,
+        out: torch.Tensor,
+    ) -> None:
+        needed = workspace_bytes(query, pages, rows, config)
+        workspace = self.scratch.workspace(needed, query.device)
+        paged_attention(query, pages, rows, config, self.softmax, out=out, workspace=workspace)
 
 
-def paged_cache(cache: LayerCache) -> PagedKV | None:
-    """The layer's cache as the kernel reads it; None when a side has another layout or type."""
-    keys, values = cache.k_store.paged(), cache.v_store.paged()
-    if keys is None or values is None or keys.blocks.dtype != values.blocks.dtype:
-        return None
-    return PagedKV(
-        k_cache=keys.blocks, v_cache=values.blocks, k_scale=keys.scale, v_scale=values.scale
-    )
+def _turned(x: torch.Tensor, rotation: torch.Tensor | None) -> torch.Tensor:
+    """``x`` [..., D] times ``rotation`` float32 [D, D], summed in float32."""
+    return x if rotation is None else (x.float() @ rotation).to(x.dtype)

@@ -1,66 +1,102 @@
-"""Decode attention over a paged KV cache on CUDA through Triton, fp16, bf16 or fp8 e4m3.
+"""Attention over a paged KV cache on CUDA through Triton: what is launched, and when it cannot be.
 
-Shape letters: B sequences, T query tokens per sequence (1, or a few to verify a draft), HQ query
-heads, HK key/value heads, D head size, P pages, S tokens per page, L splits along the sequence.
+Any pair of cache formats that have a ``triton_read`` and say how they lie (``KVStore.paged``).
 
-    k_cache  [P, HK, S, D]    a key is contiguous
-    v_cache  [P, HK, D, S]    values are transposed: for one d, tokens are contiguous
-
-Values transposed, because ``tl.dot`` wants 8-bit values token-contiguous and there is no
-transposing load for bytes; token-major they are read from shared memory one byte at a time. fp8
-caches are uint8 tensors, because Triton refuses fp8 pointers below sm_89; there e4m3 becomes fp16
-by a bit trick. With pages of at least one tile (256 tokens, say) a tile needs one page number;
-smaller pages gather.
-
-One program attends for one key/value head of one sequence over one of L stretches; its rows are the
-query heads of that head times T. The last to arrive merges the stretches, in order. The stretch is
-computed from ``seq_lens`` on the device, so a captured graph serves any length. Contents of a page
-past the sequence's end are never used, whatever they are.
+Shape letters: T rows of the batch, S sequences, Q query heads, H key/value heads, D head size,
+P blocks of a sequence, L splits along it.
 """
-
-# Triton kernels take pointers and constants that no annotation describes.
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
-import triton.language as tl
+
+from ingle.attention.layer_cache import LayerCache
+from ingle.attention.paged_kernel import paged_attention_kernel
+from ingle.plugin.kv_cache import PagedSide
 
 COUNTER_BYTES = 1 << 16
-_LOG2_E = tl.constexpr(1.4426950408889634)
-
-# Four e4m3 codes ($2) -> four fp16 numbers in $0, $1, each value / 256: sign and the other seven
-# bits moved to where fp16 has them; the exponent bias differs by 8. Exact, subnormals included;
-# the NaN codes 0x7f and 0xff become +-480.
-E4M3_ASM = tl.constexpr(
-    "{.reg .b32 a,b,s; prmt.b32 a,$2,0,0x1404; prmt.b32 b,$2,0,0x3424; "
-    "shr.b32 s,a,1; and.b32 s,s,0x3f803f80; lop3.b32 $0,a,0x80008000,s,0xEA; "
-    "shr.b32 s,b,1; and.b32 s,s,0x3f803f80; lop3.b32 $1,b,0x80008000,s,0xEA;}"
-)
+LARGEST_HEAD = 256
+SMALLEST_BLOCK = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PagedKV:
-    """One layer's cache.
+class PagedCache:
+    """One layer's cache as the kernel reads it.
 
     Attributes:
-        k_cache: [P, HK, S, D], fp16, bf16, or uint8 holding e4m3 codes.
-        v_cache: [P, HK, D, S], same dtype.
-        k_scale, v_scale: fp32 [HK], value = code * scale; fp8 only.
+        k, v: How each side lies.
+        k_read, v_read: The formats' ``triton_read``.
+        num_kv_heads: H.
+        block_size: Tokens in a block.
     """
 
-    k_cache: torch.Tensor
-    v_cache: torch.Tensor
-    k_scale: torch.Tensor | None = None
-    v_scale: torch.Tensor | None = None
+    k: PagedSide
+    v: PagedSide
+    k_read: Callable[..., Any]
+    v_read: Callable[..., Any]
+    num_kv_heads: int
+    block_size: int
+
+
+def paged_cache(cache: LayerCache) -> PagedCache | None:
+    """The layer's cache as the kernel reads it; None when a side cannot be read in place."""
+    k, v = cache.k_store.paged(), cache.v_store.paged()
+    k_read, v_read = cache.k_format.triton_read, cache.v_format.triton_read
+    if k is None or v is None or k_read is None or v_read is None:
+        return None
+    geometry = cache.k_store.geometry
+    return PagedCache(
+        k=k,
+        v=v,
+        k_read=k_read,
+        v_read=v_read,
+        num_kv_heads=geometry.num_kv_heads,
+        block_size=geometry.block_size,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagedRows:
+    """The sequences of a launch; all tensors on the device.
+
+    Attributes:
+        block_table: int32 [S, P], filled up with any block.
+        seq_lens: int32 [S], tokens in the cache, the new ones included; 0 gives zeros.
+        row_starts: int32 [S], each sequence's first row of the batch.
+        new_lens: int32 [S], its rows.
+        max_new: The most rows of a sequence.
+    """
+
+    block_table: torch.Tensor
+    seq_lens: torch.Tensor
+    row_starts: torch.Tensor
+    new_lens: torch.Tensor
+    max_new: int
 
     @property
-    def is_fp8(self) -> bool:
-        """Whether the caches hold e4m3 codes."""
-        return self.k_cache.dtype == torch.uint8
+    def num_sequences(self) -> int:
+        """S."""
+        return self.seq_lens.shape[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Softmax:
+    """What happens to logits.
+
+    Attributes:
+        scale: Factor on them.
+        window: Tokens a row attends to at most, itself included; None is all before it.
+        softcap: Bound of the scaled logits; None leaves them.
+    """
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,261 +105,93 @@ class PagedConfig:
 
     Attributes:
         block_tokens: Tokens per tile, a power of two of at least 16.
-        splits: L, programs along the sequence; fixed when a graph is captured.
+        block_rows: Most rows of a tile, a power of two of at least 16.
+        splits: L, programs along a sequence; fixed when a graph is captured.
         num_warps, num_stages: Triton's.
-        hardware_fp8: Use the card's e4m3 conversion (sm_89 and later); None: ask the device.
     """
 
     block_tokens: int = 64
+    block_rows: int = 16
     splits: int = 16
     num_warps: int = 2
     num_stages: int = 3
-    hardware_fp8: bool | None = None
 
 
-def _rows(query: torch.Tensor, cache: PagedKV) -> int:
-    """Rows of a program, padded to what ``tl.dot`` takes."""
-    group = query.shape[2] // cache.k_cache.shape[1]
-    return max(16, 1 << (query.shape[1] * group - 1).bit_length())
-
-
-def paged_workspace_bytes(query: torch.Tensor, cache: PagedKV, config: PagedConfig) -> int:
-    """Bytes of zeroed workspace for ``query`` [B, T, HQ, D]; counters are left at zero.
-
-    int32 counters [B, HK] in the first 64 KiB, then fp32 [B, HK, L, rows, D + 2].
-    """
-    if config.splits == 1:
-        return 0
-    batch, _, _, dim = query.shape
-    heads = cache.k_cache.shape[1]
-    return COUNTER_BYTES + 4 * batch * heads * config.splits * _rows(query, cache) * (dim + 2)
-
-
-def encode_e4m3(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """``x / scale`` as e4m3 codes in a uint8 tensor, saturating at +-448. ``scale`` broadcasts."""
-    return (x.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
-
-
-def decode_e4m3(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """The fp32 numbers that ``encode_e4m3`` codes stand for."""
-    return codes.view(torch.float8_e4m3fn).float() * scale
-
-
-def paged_decode_reference(
-    query: torch.Tensor, cache: PagedKV, block_table: torch.Tensor, seq_lens: torch.Tensor
-) -> torch.Tensor:
-    """Attention as fp32 [B, T, HQ, D], in plain torch; arguments as for ``paged_decode``."""
-    return torch.stack(
-        [
-            _attend(query[b].float(), *_gather(cache, block_table[b], int(seq_lens[b])))
-            for b in range(query.shape[0])
-        ]
+def decode_config(head_dim: int, group: int, splits: int) -> PagedConfig:
+    """For one row of each sequence; ``group`` query heads share a key/value head."""
+    return PagedConfig(
+        block_tokens=64 if head_dim <= 128 else 32,
+        block_rows=max(16, padded(group)),
+        splits=splits,
+        num_warps=2 if head_dim <= 64 else 4,
     )
 
 
-def _gather(cache: PagedKV, pages: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values of one sequence as fp32 [HK, length, D]."""
-    used = pages[: -(-length // cache.k_cache.shape[2])].long()
-    keys, values = cache.k_cache[used], cache.v_cache[used].transpose(2, 3)
-    if cache.k_scale is not None and cache.v_scale is not None:
-        keys = decode_e4m3(keys, cache.k_scale[:, None, None])
-        values = decode_e4m3(values.contiguous(), cache.v_scale[:, None, None])
-    joined = (t.float().transpose(0, 1).flatten(1, 2)[:, :length] for t in (keys, values))
-    return next(joined), next(joined)
+def prompt_config(head_dim: int) -> PagedConfig:
+    """For prompts."""
+    return PagedConfig(
+        block_tokens=32,
+        block_rows=64 if head_dim <= 128 else 32,
+        splits=1,
+        num_warps=4 if head_dim <= 64 else 8,
+        num_stages=2,
+    )
 
 
-def _attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """query: [T, HQ, D], its last token at position ``length - 1``; keys: [HK, length, D]."""
-    tokens, heads, dim = query.shape
-    length, repeat = keys.shape[1], heads // keys.shape[0]
-    keys, values = (t.repeat_interleave(repeat, 0) for t in (keys, values))
-    scores = torch.einsum("thd,hnd->htn", query, keys) / dim**0.5
-    positions = torch.arange(length, device=query.device)
-    last_visible = length - tokens + torch.arange(tokens, device=query.device)
-    scores = scores.masked_fill(positions[None, :] > last_visible[:, None], float("-inf"))
-    return torch.einsum("htn,hnd->thd", scores.softmax(-1).nan_to_num(), values)
+def padded(size: int) -> int:
+    """The power of two from ``size`` on."""
+    return 1 << (size - 1).bit_length()
 
 
-@triton.jit
-def _e4m3_to_fp16(codes, HARDWARE: tl.constexpr, ASM: tl.constexpr):
-    """uint8 -> fp16: the value with HARDWARE, else the value / 256."""
-    if HARDWARE:
-        out = codes.to(tl.float8e4nv, bitcast=True).to(tl.float16)
-    elif ASM:
-        out = tl.inline_asm_elementwise(
-            E4M3_ASM, "=r,=r,r", [codes], dtype=tl.float16, is_pure=True, pack=4
-        )
-    else:
-        wide = codes.to(tl.uint16)
-        out = (((wide & 0x80) << 8) | ((wide & 0x7F) << 7)).to(tl.float16, bitcast=True)
-    return out
+def _tile_rows(query: torch.Tensor, cache: PagedCache, rows: PagedRows, config: PagedConfig) -> int:
+    """Rows of a tile."""
+    total = rows.max_new * (query.shape[1] // cache.num_kv_heads)
+    return max(16, min(config.block_rows, padded(total)))
 
 
-@triton.jit
-def _attend_tile(
-    acc, peak, total, q, k_cache, v_cache, table, start, stop, last_visible, head, scale,
-    HK: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, BN: tl.constexpr,
-    FP8: tl.constexpr, HARDWARE: tl.constexpr, ASM: tl.constexpr, TAIL: tl.constexpr,
-):  # fmt: skip
-    """One tile of online softmax. TAIL: some tokens are past the end or not visible to all rows."""
-    rn = tl.arange(0, BN)
-    rd = tl.arange(0, D)
-    if PAGE % BN == 0:
-        page = tl.load(table + start // PAGE).to(tl.int64)
-        base = (page * HK + head) * (PAGE * D)
-        # without the hint the compiler reads transposed values one byte at a time
-        offset = tl.multiple_of(start % PAGE, BN)
-        k_ptr = k_cache + base + (offset + rn)[:, None] * D + rd[None, :]
-        v_ptr = v_cache + base + rd[:, None] * PAGE + (offset + rn)[None, :]
-        k = tl.load(k_ptr)  # tokens past the end are in the same page: no mask
-        v = tl.load(v_ptr)
-    else:
-        page = tl.load(table + (start + rn) // PAGE, mask=start + rn < stop, other=0).to(tl.int64)
-        base = (page * HK + head) * (PAGE * D)
-        offset = (start + rn) % PAGE
-        k = tl.load(k_cache + (base + offset * D)[:, None] + rd[None, :])
-        v = tl.load(v_cache + (base + offset)[None, :] + rd[:, None] * PAGE)
-    if FP8:
-        k = _e4m3_to_fp16(k, HARDWARE, ASM)
-        v = _e4m3_to_fp16(v, HARDWARE, ASM)
-    k = k.to(q.dtype)
-    v = v.to(q.dtype)
-    scores = tl.dot(q, tl.trans(k)) * scale
-    if TAIL:
-        token = start + rn
-        visible = (token[None, :] <= last_visible[:, None]) & (token < stop)[None, :]
-        scores = tl.where(visible, scores, -1e30)
-        v = tl.where((token < stop)[None, :], v, 0.0).to(q.dtype)  # 0 * NaN is not 0
-    higher = tl.maximum(peak, tl.max(scores, 1))
-    shrink = tl.exp2(peak - higher)
-    p = tl.exp2(scores - higher[:, None])
-    if TAIL:
-        p = tl.where(visible, p, 0.0)
-    total = total * shrink + tl.sum(p, 1)
-    acc = tl.dot(p.to(q.dtype), tl.trans(v), acc * shrink[:, None])
-    return acc, higher, total
+def workspace_bytes(
+    query: torch.Tensor, cache: PagedCache, rows: PagedRows, config: PagedConfig
+) -> int:
+    """Bytes of zeroed workspace for ``query`` [T, Q, D]; counters are left at zero.
 
-
-@triton.jit(do_not_specialize=["table_stride"])
-def paged_decode_kernel(
-    query, k_cache, v_cache, block_table, seq_lens, k_scale, v_scale, out, partials, stats,
-    counters, softmax_scale, table_stride,
-    HQ: tl.constexpr, HK: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, T: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr,
-    FP8: tl.constexpr, HARDWARE: tl.constexpr, ASM: tl.constexpr,
-):  # fmt: skip
-    """Grid (HK, SPLITS, B). Row r of BM is query token r // G, query head head * G + r % G.
-
-    partials: fp32 [B, HK, SPLITS, BM, D]. stats: fp32 [B, HK, SPLITS, BM, 2]: peak, sum.
+    int32 counters [S, H] in the first 64 KiB, then fp32 [S, H, L, tile rows, D padded + 2].
     """
-    head = tl.program_id(0)
-    split = tl.program_id(1)
-    b = tl.program_id(2)
-    G: tl.constexpr = HQ // HK
-    length = tl.load(seq_lens + b)  # the T new tokens included
-    stretch = tl.maximum(tl.cdiv(tl.cdiv(length, SPLITS), BN), 1) * BN
-    used = tl.maximum(tl.cdiv(length, stretch), 1)
-    if split < used:
-        start = split * stretch
-        stop = tl.minimum(start + stretch, length)
-        rm = tl.arange(0, BM)
-        rd = tl.arange(0, D)
-        row = ((b * T + rm // G) * HQ + head * G + rm % G).to(tl.int64)
-        row_ok = rm < T * G
-        q = tl.load(query + row[:, None] * D + rd[None, :], mask=row_ok[:, None], other=0.0)
-        last_visible = length - T + rm // G
-        fold: tl.constexpr = 256.0 if FP8 and not HARDWARE else 1.0  # see E4M3_ASM
-        scale = softmax_scale * _LOG2_E * fold
-        if FP8:
-            scale *= tl.load(k_scale + head)
-        table = block_table + b * table_stride
-        acc = tl.zeros((BM, D), tl.float32)
-        peak = tl.full((BM,), -1e30, tl.float32)
-        total = tl.zeros((BM,), tl.float32)
-        # whole tiles that every row may see, then the rest (one tile, or two with T > 1)
-        whole = tl.maximum(tl.minimum(stop, length - T + 1) - start, 0) // BN * BN
-        for s in tl.range(start, start + whole, BN, num_stages=STAGES):
-            acc, peak, total = _attend_tile(
-                acc, peak, total, q, k_cache, v_cache, table, s, stop, last_visible, head, scale,
-                HK, D, PAGE, BN, FP8, HARDWARE, ASM, False,
-            )  # fmt: skip
-        for s in tl.range(start + whole, stop, BN, num_stages=1):
-            acc, peak, total = _attend_tile(
-                acc, peak, total, q, k_cache, v_cache, table, s, stop, last_visible, head, scale,
-                HK, D, PAGE, BN, FP8, HARDWARE, ASM, True,
-            )  # fmt: skip
-        gain = fold
-        if FP8:
-            gain = fold * tl.load(v_scale + head)
-        out_ptr = out + row[:, None] * D + rd[None, :]
-        if used == 1:
-            acc = acc * (gain / tl.maximum(total, 1e-30))[:, None]
-            tl.store(out_ptr, acc.to(out.dtype.element_ty), mask=row_ok[:, None])
-        else:
-            first = (b * HK + head) * SPLITS
-            at = (first + split) * BM + rm
-            tl.store(partials + at[:, None] * D + rd[None, :], acc, cache_modifier=".cg")
-            tl.store(stats + at * 2, peak, cache_modifier=".cg")
-            tl.store(stats + at * 2 + 1, total, cache_modifier=".cg")
-            tl.debug_barrier()  # every thread's store before the one thread's atomic releases them
-            counter = counters + b * HK + head
-            if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == used - 1:
-                acc = tl.zeros((BM, D), tl.float32)
-                peak = tl.full((BM,), -1e30, tl.float32)
-                total = tl.zeros((BM,), tl.float32)
-                for i in tl.range(0, used, loop_unroll_factor=4):
-                    at = (first + i) * BM + rm
-                    part_ptr = partials + at[:, None] * D + rd[None, :]
-                    part = tl.load(part_ptr, mask=row_ok[:, None], other=0.0, cache_modifier=".cg")
-                    part_peak = tl.load(stats + at * 2, cache_modifier=".cg")
-                    higher = tl.maximum(peak, part_peak)
-                    shrink = tl.exp2(peak - higher)
-                    grow = tl.exp2(part_peak - higher)
-                    part_total = tl.load(stats + at * 2 + 1, cache_modifier=".cg")
-                    total = total * shrink + part_total * grow
-                    acc = acc * shrink[:, None] + part * grow[:, None]
-                    peak = higher
-                acc = acc * (gain / tl.maximum(total, 1e-30))[:, None]
-                tl.store(out_ptr, acc.to(out.dtype.element_ty), mask=row_ok[:, None])
-                tl.atomic_xchg(counter, 0, sem="relaxed")
+    if config.splits == 1:
+        return 0
+    tiles = rows.num_sequences * cache.num_kv_heads * config.splits
+    tile = _tile_rows(query, cache, rows, config) * (padded(query.shape[2]) + 2)
+    return COUNTER_BYTES + 4 * tiles * tile
 
 
-def check_paged(query: torch.Tensor, cache: PagedKV, config: PagedConfig) -> None:
-    """Raises ``ValueError`` when the kernel cannot serve ``query`` [B, T, HQ, D] on ``cache``."""
-    _, tokens, heads, dim = query.shape
-    pages, kv_heads, page, cache_dim = cache.k_cache.shape
-    if tuple(cache.v_cache.shape) != (pages, kv_heads, dim, page) or cache_dim != dim:
+def check_paged(
+    query: torch.Tensor, cache: PagedCache, rows: PagedRows, config: PagedConfig
+) -> None:
+    """Raises ``ValueError`` when the kernel cannot serve ``query`` [T, Q, D] on ``cache``."""
+    _, heads, dim = query.shape
+    page, kv_heads = cache.block_size, cache.num_kv_heads
+    if dim > LARGEST_HEAD or dim % 16:
         raise ValueError(
-            f"caches are {tuple(cache.k_cache.shape)} and {tuple(cache.v_cache.shape)}, must be "
-            f"[P, HK, S, {dim}] and [P, HK, {dim}, S]"
+            f"head size {dim} is not a multiple of 16 up to {LARGEST_HEAD}: use another backend"
         )
-    if dim not in (32, 64, 128, 256):
-        raise ValueError(f"head size {dim} is not 32, 64, 128 or 256: use another backend")
-    if heads % kv_heads or tokens * (heads // kv_heads) > 128:
+    if heads % kv_heads:
+        raise ValueError(f"{heads} query heads on {kv_heads} key/value heads: they must divide")
+    if config.splits > 1 and rows.max_new * (heads // kv_heads) > config.block_rows:
         raise ValueError(
-            f"{heads} query heads on {kv_heads} with {tokens} tokens: heads must divide and make "
-            "at most 128 rows; use the prefill kernel"
+            f"{rows.max_new} tokens of {heads // kv_heads} query heads each are more than "
+            f"block_rows {config.block_rows}: only a single tile of rows can be split"
         )
-    if page & (page - 1) or page < 16 or config.block_tokens % 16:
-        raise ValueError(f"page of {page} tokens, must be a power of two of at least 16")
+    if page & (page - 1) or page < SMALLEST_BLOCK or config.block_tokens % 16:
+        raise ValueError(f"block of {page} tokens, must be a power of two of at least 16")
     if query.dtype not in (torch.float16, torch.bfloat16):
         raise ValueError(f"query is {query.dtype}, must be float16 or bfloat16")
-    if not cache.is_fp8 and cache.k_cache.dtype != query.dtype:
-        raise ValueError(f"cache is {cache.k_cache.dtype}, query {query.dtype}: they must agree")
-    if cache.is_fp8 and (cache.k_scale is None or cache.v_scale is None):
-        raise ValueError(f"an fp8 cache needs k_scale and v_scale, fp32 [{kv_heads}]")
     if not query.is_cuda and not triton.knobs.runtime.interpret:
         raise ValueError(f"query is on {query.device}, Triton needs CUDA: use the CPU backend")
-
-
-def _has_hardware_fp8(device: torch.device) -> bool:
-    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 def _workspace_views(
     workspace: torch.Tensor | None, needed: int, sizes: tuple[int, int]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The workspace as counters, partials, stats; ``sizes``: B * HK and floats of partials."""
+    """The workspace as counters, partials, stats; ``sizes``: S * H and floats of partials."""
     if workspace is None or workspace.dtype != torch.uint8 or workspace.numel() < needed:
         got = "None" if workspace is None else f"{workspace.dtype} {tuple(workspace.shape)}"
         raise ValueError(f"workspace is {got}: pass {needed} zeroed bytes as uint8")
@@ -333,43 +201,40 @@ def _workspace_views(
     return workspace[:COUNTER_BYTES].view(torch.int32), floats[: sizes[1]], floats[sizes[1] :]
 
 
-def paged_decode(
+def paged_attention(
     query: torch.Tensor,
-    cache: PagedKV,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
+    cache: PagedCache,
+    rows: PagedRows,
     config: PagedConfig,
+    softmax: Softmax,
     *,
     out: torch.Tensor,
     workspace: torch.Tensor | None = None,
-    softmax_scale: float | None = None,
 ) -> torch.Tensor:
-    """Attention of the last T tokens of each sequence, into ``out`` [B, T, HQ, D].
+    """Attention of the last tokens of each sequence, into those rows of ``out`` [T, Q, D].
 
     Args:
-        query: [B, T, HQ, D], fp16 or bf16, contiguous; its keys are in the cache already.
-        block_table: int32 [B, pages of a sequence], pages in order.
-        seq_lens: int32 [B], tokens in the cache, the T new ones included; 0 gives zeros.
-        workspace: uint8 of ``paged_workspace_bytes``, zeroed once.
-        softmax_scale: D ** -0.5 by default.
+        query: [T, Q, D], fp16 or bf16, contiguous; its keys are in the cache already.
+        workspace: uint8 of ``workspace_bytes``, zeroed once.
     """
-    check_paged(query, cache, config)
-    batch, tokens, heads, dim = query.shape
-    _, kv_heads, page, _ = cache.k_cache.shape
-    rows = _rows(query, cache)
+    check_paged(query, cache, rows, config)
+    _, heads, dim = query.shape
+    kv_heads, num_sequences = cache.num_kv_heads, rows.num_sequences
+    tile_rows = _tile_rows(query, cache, rows, config)
+    tiles = -(-rows.max_new * (heads // kv_heads) // tile_rows)
     counters = partials = stats = out  # never touched without a split
     if config.splits > 1:
-        needed = paged_workspace_bytes(query, cache, config)
-        sizes = (batch * kv_heads, batch * kv_heads * config.splits * rows * dim)
-        counters, partials, stats = _workspace_views(workspace, needed, sizes)
-    hardware = config.hardware_fp8
-    if hardware is None:
-        hardware = _has_hardware_fp8(query.device)
-    paged_decode_kernel[(kv_heads, config.splits, batch)](
-        query, cache.k_cache, cache.v_cache, block_table, seq_lens, cache.k_scale, cache.v_scale,
-        out, partials, stats, counters, softmax_scale or dim**-0.5, block_table.stride(0),
-        HQ=heads, HK=kv_heads, D=dim, PAGE=page, T=tokens, BM=rows, BN=config.block_tokens,
-        SPLITS=config.splits, STAGES=config.num_stages, FP8=cache.is_fp8, HARDWARE=hardware,
-        ASM=query.is_cuda and torch.version.cuda is not None, num_warps=config.num_warps,
+        needed = workspace_bytes(query, cache, rows, config)
+        programs = num_sequences * kv_heads
+        floats = programs * config.splits * tile_rows * padded(dim)
+        counters, partials, stats = _workspace_views(workspace, needed, (programs, floats))
+    paged_attention_kernel[(kv_heads, tiles * config.splits, num_sequences)](
+        query, cache.k.tensors, cache.v.tensors, rows.block_table, rows.seq_lens, rows.row_starts,
+        rows.new_lens, out, partials, stats, counters, softmax.scale, softmax.softcap or 0.0,
+        rows.block_table.stride(0), K_READ=cache.k_read, K_META=cache.k.meta, V_READ=cache.v_read,
+        V_META=cache.v.meta, HQ=heads, HK=kv_heads, D=dim, DP=padded(dim), PAGE=cache.block_size,
+        BM=tile_rows, BN=config.block_tokens, SPLITS=config.splits, STAGES=config.num_stages,
+        WINDOW=softmax.window or 0, SOFTCAP=softmax.softcap is not None,
+        num_warps=config.num_warps,
     )  # fmt: skip
     return out

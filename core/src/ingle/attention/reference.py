@@ -53,6 +53,7 @@ class ReferenceAttention:
     """Gathers each sequence's keys and values and attends in float32."""
 
     name = "reference"
+    writer: None = None
 
     def __init__(
         self, scale: float, window: int | None = None, softcap: float | None = None

@@ -18,12 +18,21 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from ingle.builtin.hadamard import hadamard
 from ingle.builtin.kv_native import last_occurrence
 from ingle.builtin.reused_buffer import ReusedBuffer
-from ingle.plugin import DeviceInfo, KVCacheFormat, KVCacheGeometry, KVStore, PluginError
+from ingle.plugin import (
+    CompiledSide,
+    DeviceInfo,
+    KVCacheFormat,
+    KVCacheGeometry,
+    KVStore,
+    PagedSide,
+    PluginError,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -34,11 +43,12 @@ LARGEST_INT8 = 127
 
 
 class IntStore(KVStore):
-    """One side of one layer. The head is outermost, as in the native cache on a CPU.
+    """One side of one layer. On a CPU the head is outermost, as in the native cache; on CUDA the
+    block is, and the tokens of values are innermost, see ``kv_int_triton``.
 
     Attributes:
-        codes: int8 or uint8 [H, B, S, C].
-        scales: [H, B, S, G] in the activation dtype.
+        codes: int8 or uint8 [H, B, S, C], the storage or a view of it.
+        scales: [H, B, S, G] in the activation dtype, the same.
     """
 
     def __init__(
@@ -47,26 +57,75 @@ class IntStore(KVStore):
         num_blocks: int,
         device: DeviceInfo,
         row: tuple[str, int, int],
+        *,
+        is_rotated: bool,
     ) -> None:
         import torch
 
         self.geometry = geometry
         self.num_blocks = num_blocks
         codes_dtype, num_codes, num_scales = row
-        slots = (geometry.num_kv_heads, num_blocks, geometry.block_size)
-        place = device.torch_device
+        heads, size, place = geometry.num_kv_heads, geometry.block_size, device.torch_device
+        self._on_card = device.type == "cuda"
+        slots = (num_blocks, heads, size) if self._on_card else (heads, num_blocks, size)
+        is_turned = self._on_card and geometry.side == "v"
+        tile = (*slots[:2], num_codes, size) if is_turned else (*slots, num_codes)
         # Zeroed, so that every page is touched now and memory use does not grow later.
-        kind: torch.dtype = getattr(torch, codes_dtype)
-        self.codes = torch.zeros((*slots, num_codes), dtype=kind, device=place)
-        self.scales = torch.zeros((*slots, num_scales), dtype=geometry.dtype, device=place)
+        self._codes = torch.zeros(tile, dtype=getattr(torch, codes_dtype), device=place)
+        self._scales = torch.zeros((*slots, num_scales), dtype=geometry.dtype, device=place)
+        self.rotation = hadamard(geometry.head_dim, place) if is_rotated else None
+        by_token = self._codes.transpose(2, 3) if is_turned else self._codes
+        self.codes = by_token.transpose(0, 1) if self._on_card else by_token
+        self.scales = self._scales.transpose(0, 1) if self._on_card else self._scales
 
     def tensors(self) -> Mapping[str, torch.Tensor]:
         """``codes`` [B, H, S, C] and ``scales`` [B, H, S, G], views."""
         return {"codes": self.codes.transpose(0, 1), "scales": self.scales.transpose(0, 1)}
 
+    def paged(self) -> PagedSide | None:
+        """Codes and scales on CUDA, else None."""
+        if not self._on_card:
+            return None
+        import torch
+
+        geometry = self.geometry
+        has_assembly = self._codes.is_cuda and torch.version.cuda is not None
+        meta = (geometry.num_kv_heads, geometry.side == "v", self.scales.shape[-1], has_assembly)
+        return PagedSide(tensors=(self._codes, self._scales), meta=meta)
+
+    def compiled(self) -> CompiledSide | None:
+        """Codes and scales on a CPU, see ``kv_int_compiled``; else None."""
+        if self._on_card:
+            return None
+        from ingle.builtin import kv_int_compiled as made
+
+        tensors = (self.codes, self.scales)
+        if self.rotation is None:
+            return CompiledSide(tensors=tensors, read=made.read_int8, write=made.write_int8)
+        constants = (self.rotation, self.rotation.new_zeros(self.scales.shape[-1]))
+        return CompiledSide(
+            tensors=tensors, constants=constants, read=made.read_int4, write=made.write_int4
+        )
+
+    def put(self, codes: torch.Tensor, scales: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+        """Stores ``codes`` [T, H, C] and ``scales`` [T, H, G] at slots (int64 [T])."""
+        size = self.geometry.block_size
+        for target, rows in ((self.codes, codes), (self.scales, scales)):
+            if self._on_card:
+                slots = target.permute(1, 2, 0, 3)
+                slots[slot_mapping // size, slot_mapping % size] = rows
+            else:
+                target.flatten(1, 2).index_copy_(1, slot_mapping, rows.transpose(0, 1))
+
 
 class IntKVCache(KVCacheFormat):
-    """What both widths have in common: where codes and scales lie."""
+    """What both widths have in common: where codes and scales lie.
+
+    Attributes:
+        is_rotated: Whether what is stored has been multiplied by ``hadamard(D)``.
+    """
+
+    is_rotated: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self._buffers = {"k": ReusedBuffer(), "v": ReusedBuffer()}
@@ -76,12 +135,13 @@ class IntKVCache(KVCacheFormat):
         """Of one token and head: torch's name for the type of the codes, a byte each; C; G."""
 
     @abstractmethod
-    def encode(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """``x [T, H, D]`` as codes [T, H, C] and scales [T, H, G] in its dtype."""
+    def encode(self, x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """``x [T, H, D]`` as codes [T, H, C] and scales [T, H, G] in ``dtype``."""
 
     @abstractmethod
     def decode(self, codes: torch.Tensor, scales: torch.Tensor, out: torch.Tensor) -> None:
-        """Codes [H, L, C] and scales [H, L, G] into ``out`` [H, L, D], of the scales' dtype."""
+        """Codes [H, L, C] and scales [H, L, G] into ``out`` [H, L, D], of the scales' dtype or
+        float32."""
 
     def bytes_per_block(self, geometry: KVCacheGeometry) -> int:
         """Codes and scales of H * S rows."""
@@ -91,16 +151,19 @@ class IntKVCache(KVCacheFormat):
 
     def allocate(self, geometry: KVCacheGeometry, num_blocks: int, device: DeviceInfo) -> IntStore:
         """Blocks of zeros."""
-        return IntStore(geometry, num_blocks, device, self.row(geometry))
+        row = self.row(geometry)
+        return IntStore(geometry, num_blocks, device, row, is_rotated=self.is_rotated)
 
     def write(self, store: KVStore, x: torch.Tensor, slot_mapping: torch.Tensor) -> None:
         """Encodes ``x [T, H, D]`` into the slots; of one slot's writes the last one counts."""
         ints = _as_int(store)
         if slot_mapping.numel() > 1:
             x = x.index_select(0, last_occurrence(slot_mapping))
-        codes, scales = self.encode(x.to(ints.geometry.dtype))
-        ints.codes.flatten(1, 2).index_copy_(1, slot_mapping, codes.transpose(0, 1))
-        ints.scales.flatten(1, 2).index_copy_(1, slot_mapping, scales.transpose(0, 1))
+        x = x.to(ints.geometry.dtype)
+        if ints.rotation is not None:
+            x = x.float() @ ints.rotation
+        codes, scales = self.encode(x, ints.geometry.dtype)
+        ints.put(codes, scales, slot_mapping)
 
     def gather(self, store: KVStore, block_table: torch.Tensor, seq_len: int) -> torch.Tensor:
         """The first ``seq_len`` tokens: [H, seq_len, D] in the geometry's dtype."""
@@ -110,9 +173,11 @@ class IntKVCache(KVCacheFormat):
         codes = _tokens(ints.codes, table)[:, :seq_len]
         scales = _tokens(ints.scales, table)[:, :seq_len]
         shape = (geometry.num_kv_heads, seq_len, geometry.head_dim)
-        out = self._buffers[geometry.side].take(shape, geometry.dtype, codes.device)
+        turn = ints.rotation
+        dtype = geometry.dtype if turn is None else turn.dtype
+        out = self._buffers[geometry.side].take(shape, dtype, codes.device)
         self.decode(codes, scales, out)
-        return out
+        return out if turn is None else (out @ turn.T).to(geometry.dtype)
 
 
 class Int8KVCache(IntKVCache):
@@ -126,14 +191,30 @@ class Int8KVCache(IntKVCache):
         "bfloat16": 0.012,
     }
 
+    @property
+    def triton_read(self) -> Callable[..., Any]:
+        """See ``kv_int_triton``."""
+        from ingle.builtin.kv_int_triton import read_int8
+
+        function: Callable[..., Any] = read_int8
+        return function
+
+    @property
+    def triton_write(self) -> Callable[..., Any]:
+        """See ``kv_int_triton``."""
+        from ingle.builtin.kv_int_triton import write_int8
+
+        function: Callable[..., Any] = write_int8
+        return function
+
     def row(self, geometry: KVCacheGeometry) -> tuple[str, int, int]:
         """A byte per value, and one scale."""
         return "int8", geometry.head_dim, 1
 
-    def encode(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def encode(self, x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """Rounded to nearest even in units of the stored scale."""
         wide = x.float()
-        scales = (wide.abs().amax(-1, keepdim=True) / LARGEST_INT8).to(x.dtype)
+        scales = (wide.abs().amax(-1, keepdim=True) / LARGEST_INT8).to(dtype)
         codes = _divided(wide, scales.float()).round_().clamp_(-LARGEST_INT8, LARGEST_INT8)
         return codes.char(), scales
 
@@ -145,16 +226,35 @@ class Int8KVCache(IntKVCache):
 class Int4KVCache(IntKVCache):
     """4 bits and 16 more per 32 values: 4.5 bits per value.
 
-    A byte holds value j of the row in its low half and value D/2 + j in its high half.
+    Rows are rotated before they are rounded, as exllamav2's Q4 cache does: a few dimensions of keys
+    are far larger than the others, and would take all the codes of their group. A byte holds value
+    j of the row in its low half and value D/2 + j in its high half.
     """
 
     name: ClassVar[str] = "int4"
     aliases: ClassVar[tuple[str, ...]] = ("q4",)
+    is_rotated: ClassVar[bool] = True
     max_relative_error: ClassVar[Mapping[str, float]] = {
         "float32": 0.1,
         "float16": 0.1,
         "bfloat16": 0.1,
     }
+
+    @property
+    def triton_read(self) -> Callable[..., Any]:
+        """See ``kv_int_triton``."""
+        from ingle.builtin.kv_int_triton import read_int4
+
+        function: Callable[..., Any] = read_int4
+        return function
+
+    @property
+    def triton_write(self) -> Callable[..., Any]:
+        """See ``kv_int_triton``."""
+        from ingle.builtin.kv_int_triton import write_int4
+
+        function: Callable[..., Any] = write_int4
+        return function
 
     def row(self, geometry: KVCacheGeometry) -> tuple[str, int, int]:
         """Half a byte per value, and a scale per group.
@@ -167,7 +267,7 @@ class Int4KVCache(IntKVCache):
             raise PluginError(f"an int4 cache needs an even head size, this model's is {dim}.")
         return "uint8", dim // 2, dim // math.gcd(dim, INT4_GROUP)
 
-    def encode(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def encode(self, x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """Rounded to nearest even in units of the stored scale."""
         import torch
 
@@ -175,7 +275,7 @@ class Int4KVCache(IntKVCache):
         size = math.gcd(dim, INT4_GROUP)
         groups = x.float().reshape(*x.shape[:-1], dim // size, size)
         low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
-        scales = (torch.where(-low > high, low, high) / -8).to(x.dtype)
+        scales = (torch.where(-low > high, low, high) / -8).to(dtype)
         codes = _divided(groups, scales.float()).round_().add_(8).clamp_(0, 15)
         first, second = codes.byte().flatten(-2).chunk(2, -1)
         return first | (second << 4), scales.squeeze(-1)

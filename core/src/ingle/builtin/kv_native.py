@@ -9,16 +9,19 @@ values transposed, [B, H, D, S], as core's decode attention reads them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, cast
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from ingle.plugin import (
+    CompiledSide,
     DeviceInfo,
     KVCacheFormat,
     KVCacheGeometry,
     KVStore,
     PagedSide,
     hookimpl,
+    read_plain,
+    write_plain,
 )
 
 if TYPE_CHECKING:
@@ -64,6 +67,10 @@ class NativeStore(KVStore):
         """``data``: [B, H, S, D], a view whose dimension 0 is the block."""
         return {"data": self.blocks}
 
+    def compiled(self) -> CompiledSide:
+        """The storage itself."""
+        return CompiledSide(tensors=(self.heads,), read=read_plain, write=write_plain)
+
 
 class BlockMajorStore(KVStore):
     """One side of one layer in ``geometry.dtype``, block by block.
@@ -94,8 +101,9 @@ class BlockMajorStore(KVStore):
         return {"data": self.blocks}
 
     def paged(self) -> PagedSide:
-        """The storage."""
-        return PagedSide(blocks=self.storage)
+        """The storage, and how it lies."""
+        meta = (self.geometry.num_kv_heads, self.geometry.side == "v")
+        return PagedSide(tensors=(self.storage,), meta=meta)
 
     def write(self, x: torch.Tensor, slot_mapping: torch.Tensor) -> None:
         """Stores ``x [T, H, D]`` at ``slot_mapping`` (int64 [T])."""
@@ -114,12 +122,27 @@ class NativeKVCache(KVCacheFormat):
 
     name: ClassVar[str] = "auto"
     aliases: ClassVar[tuple[str, ...]] = ("bfloat16", "float16", "bf16", "fp16", "native")
-    writes_through_view: ClassVar[bool] = True
     max_relative_error: ClassVar[Mapping[str, float]] = {
         "float32": 0.0,
         "float16": 0.0,
         "bfloat16": 0.0,
     }
+
+    @property
+    def triton_read(self) -> Callable[..., Any]:
+        """See ``kv_native_triton``."""
+        from ingle.builtin.kv_native_triton import read_native
+
+        function: Callable[..., Any] = read_native
+        return function
+
+    @property
+    def triton_write(self) -> Callable[..., Any]:
+        """See ``kv_native_triton``."""
+        from ingle.builtin.kv_native_triton import write_native
+
+        function: Callable[..., Any] = write_native
+        return function
 
     def bytes_per_block(self, geometry: KVCacheGeometry) -> int:
         """H * S * D values of the activation dtype."""

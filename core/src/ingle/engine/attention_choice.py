@@ -20,8 +20,8 @@ logger = logging.getLogger("ingle.engine")
 BackendMaker = Callable[[int | None], AttentionBackend]
 """Makes attention for a layer's sliding window (None: all)."""
 
-KERNEL_HEAD_DIMS = (32, 64, 128, 256)
-KERNEL_GROUP = 128
+KERNEL_HEAD_DIM = 256
+KERNEL_GROUP = 64
 """Query heads that may share a key/value head."""
 KERNEL_BLOCK = 16
 OLDEST = (8, 0)
@@ -69,7 +69,7 @@ def choose_attention(needs: AttentionNeeds) -> BackendMaker:
 
         maker, reason = paged_attention(needs)
         if not reason:
-            logger.info("Attention: Triton over the paged cache, torch's for prompts")
+            logger.info("Attention: Triton over the paged cache")
             return maker
     logger.warning("Attention gathers keys and values at every step: %s", reason)
     if needs.softcap is not None:
@@ -81,16 +81,14 @@ def _unfit(needs: AttentionNeeds) -> str:
     """Why the Triton kernel cannot serve, or an empty string."""
     geometry = needs.geometry[0]
     size, group = geometry.block_size, needs.num_heads // geometry.num_kv_heads
-    if needs.softcap is not None:
-        return "the model soft-caps its logits, and the kernel does not"
     if find_spec("triton") is None:
         return "triton is not installed (pip install 'ingle[triton]')"
     if (needs.device.capability or (0, 0)) < OLDEST:
         return f"compute capability {needs.device.capability} is below 8.0"
     if needs.dtype not in (torch.float16, torch.bfloat16):
         return f"activations in {needs.dtype}, not in 16 bit"
-    if geometry.head_dim not in KERNEL_HEAD_DIMS:
-        return f"head size {geometry.head_dim}, the kernel serves {KERNEL_HEAD_DIMS}"
+    if geometry.head_dim % 16 or geometry.head_dim > KERNEL_HEAD_DIM:
+        return f"head size {geometry.head_dim}, the kernel serves multiples of 16 up to 256"
     if group > KERNEL_GROUP:
         return f"{group} query heads share a key/value head, the kernel serves {KERNEL_GROUP}"
     if size & (size - 1) or size < KERNEL_BLOCK:

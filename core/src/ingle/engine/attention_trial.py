@@ -8,10 +8,11 @@ from __future__ import annotations
 import torch
 from triton.errors import TritonError
 
-from ingle.attention.decode_rows import DecodePlanner
+from ingle.attention.decode_rows import StepPlanner
 from ingle.attention.layer_cache import LayerCache
 from ingle.attention.metadata import ForwardBatch, SequenceSpan
-from ingle.attention.paged_cuda import PagedCUDAAttention, PagedScratch, paged_cache
+from ingle.attention.paged_cuda import PagedCUDAAttention, PagedScratch
+from ingle.attention.paged_triton import Softmax, paged_cache
 from ingle.attention.reference import ReferenceAttention
 from ingle.engine.attention_choice import AttentionNeeds, BackendMaker
 from ingle.plugin import DeviceInfo
@@ -20,24 +21,30 @@ TOLERANCE = 0.02
 """Relative Frobenius error of attention in 16 bit, with room to spare."""
 SEED = 20260103
 NUM_BLOCKS = 5
+TRIAL_PROMPT = 40
+TRIAL_WINDOW = 24
 INTERPRETED_SMS = 4
 
 
 def paged_attention(needs: AttentionNeeds) -> tuple[BackendMaker, str]:
     """Triton's attention, and what is wrong with it here, or an empty string."""
     scratch = PagedScratch(
-        DecodePlanner(needs.geometry[0].block_size), _multi_processors(needs.device)
+        StepPlanner(needs.geometry[0].block_size), _multi_processors(needs.device)
     )
 
     def maker(window: int | None) -> PagedCUDAAttention:
-        return PagedCUDAAttention(needs.scale, window, scratch, has_flash=needs.has_flash)
+        softmax = Softmax(scale=needs.scale, window=window, softcap=needs.softcap)
+        return PagedCUDAAttention(softmax, scratch)
 
     cache = _cache(needs)
     if paged_cache(cache) is None:
         names = ", ".join(dict.fromkeys(form.name for form in needs.formats))
         return maker, f"the KV cache {names} has no layout that the kernel reads"
     sizes = scratch.batch_sizes(needs.geometry[0].num_kv_heads)
-    reasons = (_trial(maker(None), cache, needs, size) for size in sizes)
+    batches: list[tuple[int | None, ForwardBatch]]
+    batches = [(None, _batch(needs, size)) for size in sizes]
+    batches += [(window, _batch(needs, 2, TRIAL_PROMPT)) for window in (None, TRIAL_WINDOW)]
+    reasons = (_trial(maker(window), window, cache, needs, batch) for window, batch in batches)
     return maker, next(filter(None, reasons), "")
 
 
@@ -47,12 +54,18 @@ def _multi_processors(device: DeviceInfo) -> int:
     return int(torch.cuda.get_device_properties(device.index).multi_processor_count)
 
 
-def _trial(backend: PagedCUDAAttention, cache: LayerCache, needs: AttentionNeeds, size: int) -> str:
-    """Decodes a token of ``size`` sequences of different lengths, against the reference on the
-    same cache: what is wrong, or an empty string."""
-    batch = _batch(needs, size)
-    query = _normal(needs, size, needs.num_heads)
-    wanted = ReferenceAttention(needs.scale)(query, cache, batch).float()
+def _trial(
+    backend: PagedCUDAAttention,
+    window: int | None,
+    cache: LayerCache,
+    needs: AttentionNeeds,
+    batch: ForwardBatch,
+) -> str:
+    """Attends for ``batch``, against the reference on the same cache: what is wrong, or an empty
+    string."""
+    query = _normal(needs, batch.token_ids.shape[0], needs.num_heads)
+    reference = ReferenceAttention(needs.scale, window, needs.softcap)
+    wanted = reference(query, cache, batch).float()
     try:
         found = backend(query, cache, batch).float()
     except (TritonError, RuntimeError, ValueError) as error:
@@ -79,21 +92,21 @@ def _cache(needs: AttentionNeeds) -> LayerCache:
     return cache
 
 
-def _batch(needs: AttentionNeeds, size: int) -> ForwardBatch:
-    """The last tokens of ``size`` sequences that share their blocks."""
+def _batch(needs: AttentionNeeds, size: int, num_new: int = 1) -> ForwardBatch:
+    """The last ``num_new`` tokens of ``size`` sequences that share their blocks."""
     blocks = tuple(range(1, NUM_BLOCKS))
     longest = len(blocks) * needs.geometry[0].block_size
     spans = tuple(
         SequenceSpan(
-            start=row,
-            stop=row + 1,
-            seq_len=1 + (longest - 7 - 13 * row) % longest,
+            start=row * num_new,
+            stop=(row + 1) * num_new,
+            seq_len=num_new + (longest - num_new - 7 - 13 * row) % (longest + 1 - num_new),
             block_table=blocks,
             first_block=1,
         )
         for row in range(size)
     )
-    places = torch.tensor([span.seq_len - 1 for span in spans], device=needs.device.torch_device)
+    places = torch.zeros(size * num_new, dtype=torch.int64, device=needs.device.torch_device)
     return ForwardBatch(token_ids=places, positions=places, slot_mapping=places, spans=spans)
 
 

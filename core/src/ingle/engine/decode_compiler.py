@@ -17,6 +17,7 @@ from ingle.model.compiled_decoder import (
 )
 from ingle.model.compiled_limits import MAX_EXTRA_BYTES
 from ingle.model.decoder import Decoder
+from ingle.model.segment_cache import cache_sides
 from ingle.model.segment_package import command, load_package, package_path
 from ingle.model.segment_shape import Shape
 from ingle.plugin.device import DeviceInfo
@@ -31,15 +32,23 @@ class DecodeCompiler:
         model: The decoder as it was loaded.
         shapes: What to compile for it.
         folder: Where packages are kept.
+        in_place: Whether ``shapes`` are of the cache as it is stored.
     """
 
     title = "decode kernels"
 
     def __init__(
-        self, runner: ModelRunner, model: Decoder, shapes: SegmentShapes, folder: Path
+        self,
+        runner: ModelRunner,
+        model: Decoder,
+        shapes: SegmentShapes,
+        folder: Path,
+        *,
+        in_place: bool = True,
     ) -> None:
         self._runner = runner
         self._model = model
+        self._in_place = in_place
         self._wanted = tuple(
             (package_path(folder, shape), shape)
             for shape in (shapes.entry, shapes.layer, shapes.last, shapes.head)
@@ -69,7 +78,9 @@ class DecodeCompiler:
         if entry is None or layer is None or end is None or head is None:
             return False
         segments = Segments(entry=entry, layer=layer, last=end, head=head)
-        self._runner.model = CompiledDecoder(self._model, segments, weights)
+        self._runner.model = CompiledDecoder(
+            self._model, segments, weights, in_place=self._in_place
+        )
         return True
 
     def missing(self) -> list[str]:
@@ -87,9 +98,14 @@ def decode_compiler(
     """A compiler for a loaded model, its package in use when there is one on disk; None where
     there is nothing to gain: on a card, or for weights that segments do not know."""
     is_served = device.type == "cpu" and model.embedding.dtype is torch.bfloat16
-    shapes = segment_shapes(model, runner.block_size) if is_served else None
+    if not is_served:
+        return None
+    sides = cache_sides(runner.caches)
+    shapes = segment_shapes(model, runner.block_size, sides)
     if shapes is None or extra_bytes(model) > MAX_EXTRA_BYTES:
         return None
-    compiler = DecodeCompiler(runner, model, shapes, default_cache_folder())
+    compiler = DecodeCompiler(
+        runner, model, shapes, default_cache_folder(), in_place=sides is not None
+    )
     compiler.use_packages()
     return compiler

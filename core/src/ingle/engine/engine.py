@@ -268,7 +268,7 @@ def _cache_start(
         "--kv-cache-dtype",
     ).item
     usable = (plan.num_blocks - 1) * plan.block_size
-    longest = min(PROMPT_TOKENS, usable, plan.max_model_len, config.max_num_batched_tokens)
+    longest = min(PROMPT_TOKENS, usable, plan.max_model_len)
     prompt = [i for i in tokenizer.encode(PROMPT) if i < opened.model.vocab_size]
     facts: dict[str, object] = {
         "cache": cache_name(opened.cache_formats),

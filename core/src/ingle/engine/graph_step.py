@@ -15,10 +15,11 @@ from dataclasses import dataclass
 
 import torch
 
-from ingle.attention.decode_rows import DecodePlanner, DecodeRows
+from ingle.attention.decode_rows import StepPlan, StepPlanner
 from ingle.attention.layer_cache import LayerCache
 from ingle.attention.metadata import ForwardBatch
-from ingle.attention.paged_cuda import PagedCUDAAttention, paged_cache
+from ingle.attention.paged_cuda import PagedCUDAAttention
+from ingle.attention.paged_triton import PagedRows, paged_cache
 from ingle.model.decoder import Decoder
 from ingle.request import SamplingParams
 from ingle.sampling.pipeline import stages_for
@@ -73,7 +74,7 @@ def draws_on_device(params: SamplingParams, eos_token_ids: Sequence[int]) -> boo
     return all(isinstance(stage, Temperature) for stage in stages)
 
 
-def why_not(model: object, caches: Sequence[LayerCache], max_model_len: int) -> str:
+def why_not(model: object, caches: Sequence[LayerCache]) -> str:
     """Why a model's step cannot be one graph; empty when it can."""
     if not isinstance(model, Decoder):
         return "only Ingle's own decoder"
@@ -81,8 +82,6 @@ def why_not(model: object, caches: Sequence[LayerCache], max_model_len: int) -> 
         backend = layer.attention.backend
         if not isinstance(backend, PagedCUDAAttention):
             return "attention is not the paged kernel"
-        if backend.window is not None and backend.window < max_model_len:
-            return f"a window of {backend.window} tokens is shorter than the context"
         if paged_cache(cache) is None:
             return "the cache is not read in place"
     where = cache_device(caches)
@@ -111,9 +110,11 @@ class GraphStep:
         device, rows = cache_device(caches), size.num_rows
         self.device = device
         self._model, self._caches, self._size = model, tuple(caches), size
-        self._planner: DecodePlanner = backend.scratch.planner
+        self._planner: StepPlanner = backend.scratch.planner
         self._tokens = torch.zeros(rows, dtype=torch.int64, device=device)
         self._positions = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._row_starts = torch.arange(rows, dtype=torch.int32, device=device)
+        self._ones = torch.ones(rows, dtype=torch.int32, device=device)
         self._moves = torch.zeros(rows, dtype=torch.int64, device=device)  # 1 for a row in use
         self._blocks = torch.zeros(rows, size.num_blocks, dtype=torch.int32, device=device)
         self._temperatures = torch.ones(rows, 1, device=device)
@@ -219,15 +220,14 @@ class GraphStep:
             slot_mapping=blocks.long() * size + positions % size,
             spans=(),
         )
-        rows = DecodeRows(
-            num_rows=self._size.num_rows,
-            rows=None,
+        rows = PagedRows(
             block_table=self._blocks,
             seq_lens=(positions + 1).int(),
-            max_seq_len=self._size.num_blocks * size,
-            others=(),
+            row_starts=self._row_starts,
+            new_lens=self._ones,
+            max_new=1,
         )
-        self._planner.use(batch, rows)
+        self._planner.use(batch, StepPlan(decodes=rows, prompts=None))
         return batch
 
     def _draw(self, logits: torch.Tensor) -> torch.Tensor:

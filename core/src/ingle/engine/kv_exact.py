@@ -5,8 +5,8 @@ Letters: T tokens, H key/value heads, D head size.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 
@@ -19,7 +19,7 @@ FIRST_BLOCK = 1
 
 
 class WatchedCache(KVCacheFormat):
-    """The exact format, with another format's store told of everything that is written.
+    """The exact format, that can show another format all that has been written.
 
     Args:
         exact: Stores and reads.
@@ -34,6 +34,12 @@ class WatchedCache(KVCacheFormat):
         self._exact = exact
         self._form = form
         self._store = store
+        self._seen: list[torch.Tensor] = []
+
+    @property
+    def triton_read(self) -> Callable[..., Any] | None:
+        """As the exact format; written is through ``write``, which shows what it is given."""
+        return self._exact.triton_read
 
     def bytes_per_block(self, geometry: KVCacheGeometry) -> int:
         """As the exact format."""
@@ -44,10 +50,15 @@ class WatchedCache(KVCacheFormat):
         return self._exact.allocate(geometry, num_blocks, device)
 
     def write(self, store: KVStore, x: torch.Tensor, slot_mapping: torch.Tensor) -> None:
-        """Shows ``x [T, H, D]``, then stores it."""
+        """Remembers ``x [T, H, D]`` where it is to be shown, and stores it."""
         if self._form is not None:
-            self._form.observe(self._store, x)
+            self._seen.append(x.clone())
         self._exact.write(store, x, slot_mapping)
+
+    def show(self) -> None:
+        """Shows the format everything that was written, at once."""
+        if self._form is not None and self._seen:
+            self._form.observe(self._store, torch.cat(self._seen))
 
     def gather(self, store: KVStore, block_table: torch.Tensor, seq_len: int) -> torch.Tensor:
         """As the exact format."""
@@ -87,17 +98,21 @@ def measures(form: KVCacheFormat) -> bool:
     return type(form).observe is not KVCacheFormat.observe
 
 
-def whole_batch(token_ids: Sequence[int], block_size: int, device: torch.device) -> ForwardBatch:
-    """``token_ids`` as one sequence, computed in one step."""
+def batches(
+    token_ids: Sequence[int], block_size: int, chunk: int, device: torch.device
+) -> Iterator[ForwardBatch]:
+    """``token_ids`` as one sequence, computed in steps of ``chunk`` tokens."""
     length = len(token_ids)
-    positions = torch.arange(length, device=device)
     table = range(FIRST_BLOCK, FIRST_BLOCK - (-length // block_size))
-    span = SequenceSpan(
-        start=0, stop=length, seq_len=length, block_table=table, first_block=FIRST_BLOCK
-    )
-    return ForwardBatch(
-        token_ids=torch.tensor(list(token_ids), device=device),
-        positions=positions,
-        slot_mapping=positions + FIRST_BLOCK * block_size,
-        spans=(span,),
-    )
+    for begin in range(0, length, chunk):
+        end = min(begin + chunk, length)
+        positions = torch.arange(begin, end, device=device)
+        span = SequenceSpan(
+            start=0, stop=end - begin, seq_len=end, block_table=table, first_block=FIRST_BLOCK
+        )
+        yield ForwardBatch(
+            token_ids=torch.tensor(list(token_ids[begin:end]), device=device),
+            positions=positions,
+            slot_mapping=positions + FIRST_BLOCK * block_size,
+            spans=(span,),
+        )

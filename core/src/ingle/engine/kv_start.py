@@ -13,7 +13,13 @@ import torch
 from ingle.attention.layer_cache import LayerCache
 from ingle.config import EngineConfig
 from ingle.engine.kv_check import CACHE_FILE, CacheCheck, check_key, compare, recall, remember
-from ingle.engine.kv_exact import FIRST_BLOCK, measures, watched_caches, whole_batch
+from ingle.engine.kv_exact import (
+    FIRST_BLOCK,
+    WatchedCache,
+    batches,
+    measures,
+    watched_caches,
+)
 from ingle.engine.kv_scale_file import ScaleFile
 from ingle.model.decoder import Model
 from ingle.plugin import CheckpointInfo, DeviceInfo, KVCacheFormat, KVStore
@@ -150,7 +156,12 @@ def _exact_run(
     size = caches[0].k_store.geometry.block_size
     num_blocks = FIRST_BLOCK - (-len(start.prompt) // size)
     watched = watched_caches(caches, start.exact, num_blocks, start.device, measure)
-    return _run(start, model, watched, size)
+    hidden = _run(start, model, watched, size)
+    for cache in watched:
+        for form, _ in _sides(cache):
+            assert isinstance(form, WatchedCache)
+            form.show()
+    return hidden
 
 
 def _chosen_run(
@@ -162,8 +173,11 @@ def _chosen_run(
 
 
 def _run(start: CacheStart, model: Model, caches: Sequence[LayerCache], size: int) -> torch.Tensor:
+    """In steps as long as the engine's, so that its kernels serve them."""
     device = torch.device(start.device.torch_device)
-    return model.hidden_states(whole_batch(start.prompt, size, device), caches)
+    chunk = start.config.max_num_batched_tokens
+    steps = batches(start.prompt, size, chunk, device)
+    return torch.cat([model.hidden_states(batch, caches) for batch in steps])
 
 
 def _say(start: CacheStart, check: CacheCheck, is_unscaled: object) -> str:

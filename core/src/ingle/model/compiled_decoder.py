@@ -6,7 +6,6 @@ a block.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -23,6 +22,7 @@ from ingle.model.huge_pages import HugePages
 from ingle.model.layers import ProjectionNorm, RMSNorm
 from ingle.model.linear import Linear
 from ingle.model.rotary import RotaryTable
+from ingle.model.segment_cache import CacheForm, Sides, Storage, piece_size, storage_of
 from ingle.model.segment_package import CompiledSegment, place
 from ingle.model.segment_shape import (
     EntryShape,
@@ -31,11 +31,9 @@ from ingle.model.segment_shape import (
     copied_bytes,
     linear_shape,
     linear_tensors,
+    plain_side,
 )
 
-PIECE = 16
-"""Tokens that a segment reads at once. Blocks are cut into pieces, so that a short sequence in a
-long block costs no more than its length."""
 NULL_BLOCK = 0
 """Block 0 belongs to nobody."""
 
@@ -61,9 +59,12 @@ class Segments:
     head: CompiledSegment
 
 
-def segment_shapes(model: Decoder, block_size: int) -> SegmentShapes | None:
+def segment_shapes(
+    model: Decoder, block_size: int, sides: Sides | None = None
+) -> SegmentShapes | None:
     """What to compile for ``model`` over a cache in blocks of ``block_size`` tokens, or None when
-    it is not made of what segments know.
+    it is not made of what segments know. ``sides``: how the cache stores keys and values, None:
+    as they are.
 
     Segments know linears that have a ``RowProduct``, one gated MLP per layer, RMS norms before the
     blocks and nothing after them, one rotation of whole heads, alike in every layer, and torch's
@@ -75,8 +76,9 @@ def segment_shapes(model: Decoder, block_size: int) -> SegmentShapes | None:
         return None
     if model.embedding_multiplier != 1 or type(model.norm) is not RMSNorm:
         return None
-    shapes = {_layer_shape(one, following, block_size) for one, following in pairwise(layers)}
-    entry, last = _entry_shape(layers[0]), _layer_shape(layers[-1], None, block_size)
+    form = CacheForm(block_size=block_size, sides=sides)
+    shapes = {_layer_shape(one, following, form) for one, following in pairwise(layers)}
+    entry, last = _entry_shape(layers[0]), _layer_shape(layers[-1], None, form)
     lm_head, layer = linear_shape(model.lm_head), shapes.pop()
     if shapes or entry is None or layer is None or last is None or lm_head is None:
         return None
@@ -84,11 +86,6 @@ def segment_shapes(model: Decoder, block_size: int) -> SegmentShapes | None:
         return None
     head = HeadShape(eps=model.norm.eps, lm_head=lm_head)
     return SegmentShapes(entry=entry, layer=layer, last=last, head=head)
-
-
-def piece_size(block_size: int) -> int:
-    """Tokens in a piece of a block."""
-    return math.gcd(block_size, PIECE)
 
 
 def _known_layers(model: Decoder) -> list[DecoderLayer]:
@@ -114,7 +111,7 @@ def _entry_shape(layer: DecoderLayer) -> EntryShape | None:
 
 
 def _layer_shape(
-    layer: DecoderLayer, following: DecoderLayer | None, block_size: int
+    layer: DecoderLayer, following: DecoderLayer | None, form: CacheForm
 ) -> SegmentShape | None:
     attention, mlp = layer.attention, layer.mlp
     if not isinstance(mlp, MLP) or mlp.activation is not torch.nn.functional.silu:
@@ -131,6 +128,8 @@ def _layer_shape(
     if not _are_alike([layer.post_attention_norm]) or (following is not None and entry is None):
         return None
     heads = attention.shape
+    plain = plain_side(heads.head_dim)
+    keys, values = form.sides or (plain, plain)
     return SegmentShape(
         hidden_size=o_proj.out_features,
         intermediate_size=down_proj.in_features,
@@ -139,7 +138,9 @@ def _layer_shape(
         head_dim=heads.head_dim,
         eps=layer.post_attention_norm.eps,
         scale=backend.scale,
-        block_size=piece_size(block_size),
+        block_size=piece_size(form.block_size),
+        k_side=keys,
+        v_side=values,
         o_proj=o_proj,
         gate_up_proj=gate_up_proj,
         down_proj=down_proj,
@@ -204,16 +205,6 @@ def segment_weights(model: Decoder) -> SegmentWeights:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Storage:
-    """A layer's keys and values [H, B, S, D], in place and in the pieces that segments read; and
-    the tokens in a block of the cache, a multiple of S."""
-
-    keys: torch.Tensor
-    values: torch.Tensor
-    block_size: int
-
-
 class CompiledDecoder:
     """``model`` with a faster path for a batch of one token.
 
@@ -221,9 +212,17 @@ class CompiledDecoder:
         model: The decoder; ``segment_shapes`` of it is what ``segments`` were compiled for.
         segments: Loaded and found right on this machine.
         weights: ``segment_weights(model)``.
+        in_place: Whether ``segments`` read the cache as it is stored, not copies.
     """
 
-    def __init__(self, model: Decoder, segments: Segments, weights: SegmentWeights) -> None:
+    def __init__(
+        self,
+        model: Decoder,
+        segments: Segments,
+        weights: SegmentWeights,
+        *,
+        in_place: bool = True,
+    ) -> None:
         table = model.rotaries[0]
         assert table is not None
         self._model = model
@@ -232,6 +231,7 @@ class CompiledDecoder:
         self._rotary: RotaryTable = table
         self._storages: dict[int, Storage | None] = {}
         self._weights = weights
+        self._in_place = in_place
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """As ``Decoder.logits``."""
@@ -274,7 +274,7 @@ class CompiledDecoder:
     def _storage(self, number: int, cache: LayerCache) -> Storage | None:
         """Layer ``number``'s storage, asked for once."""
         if number not in self._storages:
-            self._storages[number] = _storage(cache)
+            self._storages[number] = storage_of(cache) if self._in_place else None
         return self._storages[number]
 
 
@@ -294,10 +294,10 @@ class _Places:
         window = _window(layer)
         if window not in self._by_window:
             self._by_window[window] = self._place(_skipped(layer, self._span), storage)
-        return (storage.keys, storage.values, *self._by_window[window])
+        return (*storage.tensors, *self._by_window[window])
 
     def _place(self, skipped: int, storage: Storage) -> Places:
-        length, size = self._span.seq_len, storage.keys.shape[2]
+        length, size = self._span.seq_len, storage.piece
         per_block = storage.block_size // size
         blocks = torch.tensor(self._span.block_table[: -(-length // storage.block_size)])
         pieces = blocks[:, None] * per_block + torch.arange(per_block)
@@ -341,18 +341,3 @@ def _skipped(layer: DecoderLayer, span: SequenceSpan) -> int:
     """Tokens at the start of a sequence that a layer's window no longer reaches."""
     window = _window(layer)
     return 0 if window is None else max(0, span.seq_len - window)
-
-
-def _storage(cache: LayerCache) -> Storage | None:
-    """The layer's storage, or None where one may not write into it."""
-    formats, stores = (cache.k_format, cache.v_format), (cache.k_store, cache.v_store)
-    size = cache.k_store.geometry.block_size
-    sides = [
-        form.view(store, 0, store.num_blocks * size) if form.writes_through_view else None
-        for form, store in zip(formats, stores, strict=True)
-    ]
-    keys, values = sides
-    if keys is None or values is None:
-        return None
-    shape = (keys.shape[0], -1, piece_size(size), keys.shape[2])
-    return Storage(keys=keys.view(shape), values=values.view(shape), block_size=size)

@@ -16,15 +16,25 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from ingle.model.segment_shape import EntryShape, HeadShape, LinearShape, SegmentShape, row_function
+from ingle.model.segment_shape import (
+    EntryShape,
+    HeadShape,
+    LinearShape,
+    SegmentShape,
+    SideShape,
+    named_function,
+    row_function,
+)
 
 State = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 """Turned queries and keys [Q + H, D] and values [H, D] in the activation dtype; the residual
 float32 [E]; cosines and signed sines [D], the token's row of ``RotaryTable``."""
-Cache = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-"""Keys and values [H, B, S, D] in blocks; the sequence's blocks int64 [N]; and two tensors of which
-only the length counts: the sequence begins ``len(before) - MIN_LENGTH`` tokens into its first block
-and has ``len(tokens)`` tokens, this one included."""
+Rows = tuple[torch.Tensor, ...]
+Cache = tuple[Rows, Rows, Rows, Rows, torch.Tensor, torch.Tensor, torch.Tensor]
+"""What stores keys, each tensor [H, B, S, ...], and values; the constants of both; the sequence's
+blocks int64 [N]; and two tensors of which only the length counts: the sequence begins
+``len(before) - MIN_LENGTH`` tokens into its first block and has ``len(tokens)`` tokens, this one
+included."""
 
 MIN_LENGTH = 2
 """The least length of a dimension that the compiler does not take for a constant."""
@@ -66,24 +76,28 @@ class DecodeSegment(torch.nn.Module):
     def _attend(self, turned: torch.Tensor, value: torch.Tensor, cache: Cache) -> torch.Tensor:
         """Attention's output float32 [Q * D]."""
         shape = self.shape
-        keys, values, blocks, before, tokens = cache
+        keys, values, k_constants, v_constants, blocks, before, tokens = cache
         start, length = before.shape[0] - MIN_LENGTH, tokens.shape[0]
         slot = (torch.arange(shape.num_kv_heads), blocks[-1:], _slot(start + length, shape))
-        keys.index_put_(slot, turned[shape.num_heads :])
-        values.index_put_(slot, value)
+        _store(shape.k_side, keys, turned[shape.num_heads :], slot, k_constants)
+        _store(shape.v_side, values, value, slot, v_constants)
         at = torch.arange(blocks.shape[0] * shape.block_size).view(-1, shape.block_size)
         is_read = (at >= start) & (at < start + length)
         groups = shape.num_heads // shape.num_kv_heads
         query = turned[: shape.num_heads].float() * shape.scale
+        if shape.k_side.is_rotated:
+            query = query @ k_constants[0]
         query = query.view(shape.num_kv_heads, groups, 1, 1, shape.head_dim)
-        key, value = keys[:, blocks].float(), values[:, blocks].float()
+        key = _read(shape.k_side, keys, blocks, k_constants)
+        value = _read(shape.v_side, values, blocks, v_constants)
         # Written out for every head of a group, so that one loop over the keys serves them all.
         logits = [(query[:, g] * key).sum(-1) for g in range(groups)]
         logits = [torch.where(is_read, one, -torch.inf) for one in logits]
         shares = [torch.exp(one - one.amax((1, 2), keepdim=True)) for one in logits]
         shares = [one * one.sum((1, 2), keepdim=True).reciprocal() for one in shares]
         outs = [(one.unsqueeze(-1) * value).sum((1, 2)) for one in shares]
-        return torch.stack(outs, 1).view(-1)
+        out = torch.stack(outs, 1)
+        return (out @ v_constants[0].T if shape.v_side.is_rotated else out).reshape(-1)
 
 
 class DecodeEntry(torch.nn.Module):
@@ -138,6 +152,20 @@ def _enter(
         (other * cos[half:].float() + one * sin[half:].float()).to(cos.dtype),
     )
     return torch.cat((one, other), 1), heads[turning:].to(cos.dtype)
+
+
+def _store(side: SideShape, stored: Rows, row: torch.Tensor, slot: Rows, constants: Rows) -> None:
+    """Puts a token's ``row`` [H, D] into ``slot``."""
+    rows = named_function(side.write)(row, constants)
+    for tensor, part in zip(stored, rows, strict=True):
+        tensor.index_put_(slot, part)
+
+
+def _read(side: SideShape, stored: Rows, blocks: torch.Tensor, constants: Rows) -> torch.Tensor:
+    """What ``blocks`` int64 [N] hold: float32 [H, N, S, D]."""
+    rows = tuple(tensor[:, blocks] for tensor in stored)
+    found: torch.Tensor = named_function(side.read)(rows, constants)
+    return found
 
 
 def _slot(end: int, shape: SegmentShape) -> torch.Tensor:

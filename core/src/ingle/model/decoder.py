@@ -5,7 +5,7 @@ Shape letters: T tokens, E hidden size, Q query heads, H key/value heads, D head
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,10 +23,22 @@ Turn = tuple[torch.Tensor, torch.Tensor]
 """Cosines and signed sines of a step's positions, as ``RotaryTable.at`` gives them."""
 
 
+Writer = Callable[
+    [torch.Tensor, torch.Tensor, Turn | None, LayerCache, torch.Tensor], torch.Tensor | None
+]
+"""Rotates queries and keys [T, Q + H, D] and stores keys and values [T, H, D] at slots [T], all at
+once; gives the queries [T, Q, D], or None when it has done nothing."""
+
+
 class AttentionBackend(Protocol):
     """Attention over a paged cache; chosen once per device."""
 
     name: str
+
+    @property
+    def writer(self) -> Writer | None:
+        """A faster way to fill the cache, or None."""
+        ...
 
     def __call__(self, query: torch.Tensor, cache: LayerCache, batch: ForwardBatch) -> torch.Tensor:
         """``query`` [T, Q, D] to [T, Q * D]."""
@@ -67,11 +79,15 @@ class SelfAttention:
         """
         shape = self.shape
         turned, value = self.heads(x)
-        if turn is not None:
-            turned = rotate(turned, *turn)
-        cache.write(turned[:, shape.num_heads :], value, batch.slot_mapping)
-        attended = self.backend(turned[:, : shape.num_heads], cache, batch)
-        return self.o_proj(attended, residual)
+        writer, query = self.backend.writer, None
+        if writer is not None:
+            query = writer(turned, value, turn, cache, batch.slot_mapping)
+        if query is None:
+            if turn is not None:
+                turned = rotate(turned, *turn)
+            cache.write(turned[:, shape.num_heads :], value, batch.slot_mapping)
+            query = turned[:, : shape.num_heads]
+        return self.o_proj(self.backend(query, cache, batch), residual)
 
     def heads(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Queries and keys [T, Q + H, D], normed where they are but not yet turned, and values

@@ -135,7 +135,14 @@ def _dynamic(shape: Shape, arguments: Arguments) -> Any:
         return (*(None for _ in arguments[:-1]), constant)
     names = ("stored", "blocks", "before", "tokens")
     stored, blocks, before, tokens = (torch.export.Dim(n, min=MIN_LENGTH) for n in names)
-    cache = ({1: stored}, {1: stored}, {0: blocks}, {0: before}, {0: tokens})
+    sides = shape.k_side, shape.v_side
+    cache = (
+        *(tuple({1: stored} for _ in side.tensors) for side in sides),
+        *(tuple(None for _ in side.constants) for side in sides),
+        {0: blocks},
+        {0: before},
+        {0: tokens},
+    )
     return (tuple(None for _ in arguments[0]), cache, constant)
 
 
@@ -162,11 +169,10 @@ def load_package(
     return segment if right else None
 
 
-def _flat(arguments: Arguments) -> list[torch.Tensor]:
-    flat: list[torch.Tensor] = []
-    for one in arguments:
-        flat.extend([one] if isinstance(one, torch.Tensor) else one)
-    return flat
+def _flat(arguments: Any) -> list[torch.Tensor]:
+    if isinstance(arguments, torch.Tensor):
+        return [arguments]
+    return [tensor for one in arguments for tensor in _flat(one)]
 
 
 def _close(found: torch.Tensor, wanted: torch.Tensor) -> bool:
@@ -186,7 +192,7 @@ def example_state(shape: Shape) -> Arguments:
     heads, dim = shape.num_kv_heads, shape.head_dim
     if isinstance(shape, EntryShape):
         return (draw(shape.qkv_proj.in_features).float(), draw(dim), draw(dim))
-    side = (heads, EXAMPLE_BLOCKS + 1, shape.block_size, dim)
+    slots = (heads, EXAMPLE_BLOCKS + 1, shape.block_size)
     blocks = torch.arange(EXAMPLE_BLOCKS).flip(0)
     length = EXAMPLE_BLOCKS * shape.block_size - EXAMPLE_START - 1
     state = (
@@ -196,7 +202,25 @@ def example_state(shape: Shape) -> Arguments:
         draw(dim),
         draw(dim),
     )
-    return state, (draw(*side), draw(*side), blocks, *place(EXAMPLE_START, length))
+    sides = shape.k_side, shape.v_side
+    stored = (
+        tuple(_drawn((*slots, *rest), dtype, generator) for rest, dtype in side.tensors)
+        for side in sides
+    )
+    constants = (
+        tuple(_drawn(size, dtype, generator).abs() for size, dtype in side.constants)
+        for side in sides
+    )
+    return state, (*stored, *constants, blocks, *place(EXAMPLE_START, length))
+
+
+def _drawn(size: tuple[int, ...], dtype: str, generator: torch.Generator) -> torch.Tensor:
+    """Random numbers of any type; whole ones are small."""
+    kind: torch.dtype = getattr(torch, dtype)
+    numbers = torch.randn(size, generator=generator)
+    if kind.is_floating_point:
+        return numbers.to(kind)
+    return (numbers * 16).clamp(0, 100).to(kind)
 
 
 def place(start: int, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:

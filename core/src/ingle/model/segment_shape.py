@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from typing import Any, Self
@@ -11,6 +11,7 @@ import torch
 
 from ingle.model.huge_pages import HugePages
 from ingle.model.linear import Linear
+from ingle.plugin.kv_cache import KVStore
 from ingle.plugin.linear import LinearWeight, RowFunction
 
 TensorShape = tuple[tuple[int, ...], str]
@@ -43,6 +44,56 @@ class PartShape:
         """From what ``asdict`` and JSON have made of one."""
         tensors = tuple((tuple(shape), dtype) for shape, dtype in values["tensors"])
         return cls(**{**values, "tensors": tensors})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideShape:
+    """How keys or values are stored, see ``CompiledSide``.
+
+    Attributes:
+        read, write: The functions, as ``module:name``.
+        tensors: What follows [H, B, S] in each tensor's shape, and its dtype.
+        constants: The same of the constants, whole.
+        is_rotated: Whether what is stored is rotated; the first constant then is the rotation.
+    """
+
+    read: str = "ingle.plugin.kv_cache:read_plain"
+    write: str = "ingle.plugin.kv_cache:write_plain"
+    tensors: tuple[TensorShape, ...]
+    constants: tuple[TensorShape, ...] = ()
+    is_rotated: bool = False
+
+    @classmethod
+    def load(cls, values: Mapping[str, Any]) -> Self:
+        """From what ``asdict`` and JSON have made of one."""
+        lists = {
+            name: tuple((tuple(shape), dtype) for shape, dtype in values[name])
+            for name in ("tensors", "constants")
+        }
+        return cls(**{**values, **lists})
+
+
+def plain_side(head_dim: int) -> SideShape:
+    """Numbers kept as they are."""
+    return SideShape(tensors=(((head_dim,), "bfloat16"),))
+
+
+def side_shape(store: KVStore) -> SideShape | None:
+    """How ``store`` is read and written in place, or None."""
+    side = store.compiled()
+    if side is None:
+        return None
+    return SideShape(
+        read=_path(side.read),
+        write=_path(side.write),
+        tensors=tuple((tuple(one.shape[3:]), _name(one.dtype)) for one in side.tensors),
+        constants=tuple((tuple(one.shape), _name(one.dtype)) for one in side.constants),
+        is_rotated=store.rotation is not None,
+    )
+
+
+def _path(function: Callable[..., Any]) -> str:
+    return f"{function.__module__}:{function.__qualname__}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +164,7 @@ class SegmentShape:
         eps: Of the norm.
         scale: Factor on the attention logits.
         block_size: Tokens in a block of the cache, as the segment cuts it.
+        k_side, v_side: How keys and values are stored.
         o_proj: And the others: the linears.
         following: The next layer's entry, None after the last.
     """
@@ -125,6 +177,8 @@ class SegmentShape:
     eps: float
     scale: float
     block_size: int
+    k_side: SideShape
+    v_side: SideShape
     o_proj: LinearShape
     gate_up_proj: LinearShape
     down_proj: LinearShape
@@ -143,7 +197,8 @@ class SegmentShape:
         linears = {name: LinearShape.read(values[name]) for name in names}
         entry = values["following"]
         following = None if entry is None else EntryShape.read(entry)
-        return cls(**{**values, **linears, "following": following})
+        sides = {name: SideShape.load(values[name]) for name in ("k_side", "v_side")}
+        return cls(**{**values, **linears, **sides, "following": following})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,13 +235,22 @@ def read_shape(values: Mapping[str, Any]) -> Shape:
 
 def row_functions(shape: Shape) -> list[str]:
     """The names of the functions it calls, sorted, each once."""
-    return sorted({part.function for linear in shape.linears for part in linear.parts})
+    names = {part.function for linear in shape.linears for part in linear.parts}
+    if isinstance(shape, SegmentShape):
+        names |= {name for side in (shape.k_side, shape.v_side) for name in (side.read, side.write)}
+    return sorted(names)
 
 
 def row_function(name: str) -> RowFunction:
     """The function that ``module:name`` says."""
+    function: RowFunction = named_function(name)
+    return function
+
+
+def named_function(name: str) -> Callable[..., Any]:
+    """The same of any kind."""
     module, _, attribute = name.partition(":")
-    function: RowFunction = getattr(import_module(module), attribute)
+    function: Callable[..., Any] = getattr(import_module(module), attribute)
     return function
 
 

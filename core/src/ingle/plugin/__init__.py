@@ -12,7 +12,15 @@ from ingle.errors import CheckpointError, ConfigError, IngleError, PluginError
 from ingle.plugin.checkpoint import CheckpointInfo, Detection, Support, TensorReader
 from ingle.plugin.device import DeviceInfo
 from ingle.plugin.hookspecs import API_VERSION, ENTRY_POINT_GROUP, hookimpl, hookspec
-from ingle.plugin.kv_cache import KVCacheFormat, KVCacheGeometry, KVStore, PagedSide
+from ingle.plugin.kv_cache import (
+    CompiledSide,
+    KVCacheFormat,
+    KVCacheGeometry,
+    KVStore,
+    PagedSide,
+    read_plain,
+    write_plain,
+)
 from ingle.plugin.linear import (
     Epilogue,
     KernelUse,
@@ -36,6 +44,7 @@ __all__ = [
     "AffineWeight",
     "CheckpointError",
     "CheckpointInfo",
+    "CompiledSide",
     "ConfigError",
     "Detection",
     "DeviceInfo",
@@ -63,6 +72,8 @@ __all__ = [
     "WeightLoader",
     "hookimpl",
     "hookspec",
+    "read_plain",
+    "write_plain",
 ]
 
 

@@ -42,16 +42,49 @@ class KVCacheGeometry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PagedSide:
-    """One side of one layer as core's decode attention on CUDA reads it in place.
+    """One side of one layer as its format's ``triton_read`` and ``triton_write`` are given it.
 
     Attributes:
-        blocks: Keys [B, H, S, D], values transposed: [B, H, D, S]; contiguous. In the activation
-            dtype, or uint8 that holds e4m3 codes.
-        scale: float32 [H], value = code * scale; None unless codes are stored.
+        tensors: ``T``: the storage, and whatever else they need.
+        meta: ``META``: hashable constants; the kernel is compiled anew for each.
     """
 
-    blocks: torch.Tensor
-    scale: torch.Tensor | None = None
+    tensors: tuple[torch.Tensor, ...]
+    meta: tuple[Any, ...] = ()
+
+
+Rows = tuple["torch.Tensor", ...]
+"""What belongs together of several tensors."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledSide:
+    """One side of one layer on a CPU as compiled decode steps read and write it. They are made by
+    torch's compiler from two functions at the top of a module, whose source is part of the name
+    under which the result is kept.
+
+    Attributes:
+        tensors: The storage, each [H, B, S, ...] and contiguous; written in place.
+        constants: What else the functions read.
+        read: ``read(stored, constants)``: of each tensor [H, N, S, ...] to float32 [H, N, S, D].
+        write: ``write(row, constants)``: a token [H, D] in the activation dtype to what goes into
+            each tensor, [H, ...].
+    """
+
+    tensors: Rows
+    constants: Rows = ()
+    read: Callable[[Rows, Rows], torch.Tensor]
+    write: Callable[[torch.Tensor, Rows], Rows]
+
+
+def read_plain(stored: Rows, constants: Rows) -> torch.Tensor:
+    """``CompiledSide.read`` of numbers kept as they are."""
+    return stored[0].float()
+
+
+def write_plain(row: torch.Tensor, constants: Rows) -> Rows:
+    """``CompiledSide.write`` of numbers kept as they are."""
+    return (row,)
 
 
 class KVStore(ABC):
@@ -60,10 +93,14 @@ class KVStore(ABC):
     Attributes:
         geometry: What it was allocated for.
         num_blocks: B, the null block 0 included.
+        rotation: An orthogonal matrix R, float32 [D, D], when what is stored stands for ``x @ R``;
+            None: for ``x``. Whoever reads the storage in place multiplies queries by a key's R,
+            and what comes out by the transpose of a value's; ``gather`` gives ``x``.
     """
 
     geometry: KVCacheGeometry
     num_blocks: int
+    rotation: torch.Tensor | None = None
 
     @abstractmethod
     def tensors(self) -> Mapping[str, torch.Tensor]:
@@ -71,7 +108,12 @@ class KVStore(ABC):
         copy, move and count blocks. Per-layer constants (scales) are not among them."""
 
     def paged(self) -> PagedSide | None:
-        """The storage itself when it is laid out as ``PagedSide`` says; None: core gathers."""
+        """What the format's Triton functions read and write in place; None: core gathers."""
+        return None
+
+    def compiled(self) -> CompiledSide | None:
+        """What compiled decode steps on a CPU read and write in place; None: they are given copies
+        of what the format reads."""
         return None
 
 
@@ -83,19 +125,37 @@ class KVCacheFormat(ABC):
         aliases: Other spellings.
         max_relative_error: Largest error of write then gather on standard normal data, by dtype
             name, as relative Frobenius norm.
-        writes_through_view: Whether ``view`` shows the storage itself, and assigning into it is all
-            that ``write`` does; compiled decode steps then assign.
-        triton_read: ``read(T, block, head, tok, dim, mask, PAGE, D, META, DTYPE) -> (tile, scale)``
-            as a ``@triton.jit`` function, or None.
-        triton_write: ``write(T, block, head, tok, dim, x, mask, PAGE, D, META)``, or None.
     """
 
     name: ClassVar[str]
     aliases: ClassVar[tuple[str, ...]] = ()
     max_relative_error: ClassVar[Mapping[str, float]]
-    writes_through_view: ClassVar[bool] = False
-    triton_read: ClassVar[Callable[..., Any] | None] = None
-    triton_write: ClassVar[Callable[..., Any] | None] = None
+
+    @property
+    def triton_read(self) -> Callable[..., Any] | None:
+        """Reads a tile inside core's attention on CUDA, a ``@triton.jit`` function, or None:
+
+            read(T, block, head, tok, dim, mask, PAGE, D, META, DTYPE) -> (tile, gain)
+
+        ``T`` and ``META`` are a ``PagedSide``'s. ``block`` int64 is a number, or one per token
+        [1, N]; ``head`` a number; ``tok`` int32 [1, N] places in the block; ``dim`` int32 [DP, 1]
+        with DP the power of two from D on; ``mask`` [DP, 1] is where ``dim`` is below D, None when
+        DP is D. ``tile`` [DP, N] is of ``DTYPE``, the activations', and 0 where masked. ``gain`` is
+        a factor that the tile lacks: a float32 number, the same for a whole head, or for keys
+        also one per token, [1, N].
+        """
+        return None
+
+    @property
+    def triton_write(self) -> Callable[..., Any] | None:
+        """Encodes and stores a tile on CUDA, a ``@triton.jit`` function, or None:
+
+            write(T, block, head, tok, dim, x, mask, PAGE, D, META)
+
+        Letters as for ``triton_read``; ``x`` float32 [DP, N] is 0 where ``dim`` is not below D,
+        and ``mask`` [DP, N] says what to store.
+        """
+        return None
 
     def detect(self, info: CheckpointInfo) -> Detection | None:
         """A claim that this checkpoint asks for this cache type, or None."""

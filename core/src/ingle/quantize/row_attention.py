@@ -39,6 +39,7 @@ class RowAttention:
     """
 
     name = "rows"
+    writer: None = None
 
     def __init__(
         self, row_length: int, scale: float, window: int | None, softcap: float | None

@@ -12,11 +12,12 @@ Sizes are told without torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ingle.plugin import (
     CheckpointInfo,
+    CompiledSide,
     Detection,
     DeviceInfo,
     KVCacheFormat,
@@ -33,9 +34,10 @@ from ingle_kv_fp8.scales import read_scales
 if TYPE_CHECKING:
     import torch
 
-SMALLEST_FIT = 1.0
-"""What the largest number must reach for a scale of 1: then e4m3's steps below 2**-6, where it
-loses precision, are small beside it."""
+HARDWARE_FP8 = (8, 9)
+"""Compute capability from which a card converts e4m3."""
+TRIED_SCALES = 16
+"""Scales of an octave that measuring chooses from."""
 
 
 class Fp8Store(KVStore):
@@ -51,8 +53,12 @@ class Fp8Store(KVStore):
         is_written: Whether anything has been stored; from then on the scale is frozen.
     """
 
-    def __init__(self, geometry: KVCacheGeometry, num_blocks: int, device: DeviceInfo) -> None:
+    def __init__(
+        self, geometry: KVCacheGeometry, num_blocks: int, device: DeviceInfo, codec: Codec
+    ) -> None:
         import torch
+
+        self._codec = codec
 
         self.geometry = geometry
         self.num_blocks = num_blocks
@@ -75,6 +81,30 @@ class Fp8Store(KVStore):
         self.has_unit_scale = True
         self.has_checkpoint_scale = False
         self.is_written = False
+        self._has_fp8 = (device.capability or (0, 0)) >= HARDWARE_FP8
+        self._has_assembly = device.torch_device != "cpu" and torch.version.cuda is not None
+
+    def paged(self) -> PagedSide | None:
+        """Codes and scales per head on CUDA, see ``triton_io``; else None."""
+        if self.blocks is None:
+            return None
+        is_value = self.geometry.side == "v"
+        meta = (self.geometry.num_kv_heads, is_value, self._has_fp8, self._has_assembly)
+        return PagedSide(tensors=(self.blocks, self.head_scale), meta=meta)
+
+    def compiled(self) -> CompiledSide | None:
+        """Codes and scales per head on a CPU, see ``compiled``; else None."""
+        if self.blocks is not None:
+            return None
+        import torch
+
+        from ingle_kv_fp8 import compiled
+
+        codes = self.codes.view(getattr(torch, self._codec.dtype_name))
+        is_e4m3 = codes.dtype is torch.float8_e4m3fn
+        write = compiled.write_e4m3 if is_e4m3 else compiled.write_e5m2
+        constants = (self.head_scale[:, None],)
+        return CompiledSide(tensors=(codes,), constants=constants, read=compiled.read, write=write)
 
     def tensors(self) -> Mapping[str, torch.Tensor]:
         """``codes``: uint8 [B, H, S, D], a view."""
@@ -101,26 +131,14 @@ class Fp8Store(KVStore):
         self.head_scale = self.scale.view(-1).expand(self.codes.shape[0]).contiguous()
 
 
-class PagedFp8Store(Fp8Store):
-    """One side of one layer in a type that core's decode attention reads."""
-
-    def paged(self) -> PagedSide | None:
-        """The storage on CUDA, else None."""
-        if self.blocks is None:
-            return None
-        return PagedSide(blocks=self.blocks, scale=self.head_scale)
-
-
 class Fp8Format(KVCacheFormat):
     """What both types have in common; the subclass names the codec.
 
     Attributes:
         codec: How a number becomes a byte.
-        store_type: What it allocates.
     """
 
     codec: ClassVar[Codec]
-    store_type: ClassVar[type[Fp8Store]] = Fp8Store
 
     def bytes_per_block(self, geometry: KVCacheGeometry) -> int:
         """One byte per number; scales belong to the layer, not to a block."""
@@ -128,7 +146,7 @@ class Fp8Format(KVCacheFormat):
 
     def allocate(self, geometry: KVCacheGeometry, num_blocks: int, device: DeviceInfo) -> Fp8Store:
         """Blocks with scale 1; a slot holds nothing of meaning before it is written."""
-        return self.store_type(geometry, num_blocks, device)
+        return Fp8Store(geometry, num_blocks, device, self.codec)
 
     def load_scales(self, store: KVStore, layer_name: str, reader: TensorReader) -> bool:
         """Takes the scale of this layer and side, by whichever name it has.
@@ -145,24 +163,35 @@ class Fp8Format(KVCacheFormat):
         return True
 
     def observe(self, store: KVStore, x: torch.Tensor) -> None:
-        """Sets one scale per head so that the largest of ``x [T, H, D]`` is half the largest code:
-        the other half is for what has not been seen.
+        """Sets one scale per head: of those with which the largest of ``x [T, H, D]`` is between a
+        half and a quarter of the largest code, the one that rounds ``x`` best. The rest of the
+        range is for what has not been seen.
 
-        Where every head's largest number is well inside the range already, all scales stay 1,
-        which reads faster. Infinity and NaN are left out; a head without any number but zero keeps
-        scale 1. Scales from the checkpoint win.
+        Where a number stands between two powers of two decides how well it is rounded, so an
+        octave of scales is all there is to choose from. Infinity and NaN are left out; a head
+        without any number but zero keeps scale 1. Scales from the checkpoint win.
         """
         import torch
 
         fp8 = _as_fp8(store)
         if fp8.has_checkpoint_scale or x.shape[0] == 0:
             return
-        finite = torch.where(x.isfinite(), x.float().abs(), 0.0)
-        largest = finite.amax((0, 2))
-        half = self.codec.largest / 2
-        scale = torch.where(largest > 0, largest / half, 1.0)
-        fits = (largest == 0) | ((largest >= SMALLEST_FIT) & (largest <= half))
-        fp8.set_scale(torch.where(fits.all(), 1.0, scale))
+        finite = torch.where(x.isfinite(), x.float(), 0.0)
+        largest = finite.abs().amax((0, 2))
+        # on a grid, so that the last bits of a number decide nothing
+        least_scale = torch.log2(largest.clamp_min(1e-30) / (self.codec.largest / 2))
+        on_grid = torch.exp2((least_scale * TRIED_SCALES).ceil() / TRIED_SCALES)
+        first = torch.where(largest > 0, on_grid, 1.0)
+        best = first
+        least = torch.full_like(first, float("inf"))
+        for step in range(TRIED_SCALES):
+            scale = first * 2.0 ** (step / TRIED_SCALES)
+            by_head = scale.view(1, -1, 1)
+            rounded = self.codec.decode(self.codec.encode(finite / by_head)).float() * by_head
+            error = (rounded - finite).square().sum((0, 2))
+            best = torch.where((error < least) & (largest > 0), scale, best)
+            least = torch.minimum(error, least)
+        fp8.set_scale(best)
 
     def write(self, store: KVStore, x: torch.Tensor, slot_mapping: torch.Tensor) -> None:
         """Encodes ``x [T, H, D]`` into the slots; of one slot's writes the last one counts."""
@@ -197,7 +226,20 @@ class Fp8E4M3Format(Fp8Format):
         "bfloat16": 0.03,
     }
     codec: ClassVar[Codec] = E4M3()
-    store_type: ClassVar[type[Fp8Store]] = PagedFp8Store
+
+    @property
+    def triton_read(self) -> Callable[..., Any]:
+        """See ``triton_io``."""
+        from ingle_kv_fp8.triton_io import read_e4m3
+
+        return read_e4m3
+
+    @property
+    def triton_write(self) -> Callable[..., Any]:
+        """See ``triton_io``."""
+        from ingle_kv_fp8.triton_io import write_e4m3
+
+        return write_e4m3
 
     def detect(self, info: CheckpointInfo) -> Detection | None:
         """Claims checkpoints whose config asks for an fp8 cache; all of them mean e4m3."""
@@ -216,6 +258,20 @@ class Fp8E5M2Format(Fp8Format):
         "bfloat16": 0.06,
     }
     codec: ClassVar[Codec] = E5M2()
+
+    @property
+    def triton_read(self) -> Callable[..., Any]:
+        """See ``triton_io``."""
+        from ingle_kv_fp8.triton_io import read_e5m2
+
+        return read_e5m2
+
+    @property
+    def triton_write(self) -> Callable[..., Any]:
+        """See ``triton_io``."""
+        from ingle_kv_fp8.triton_io import write_e5m2
+
+        return write_e5m2
 
 
 def last_writes(slots: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,140 @@
+"""How core's attention on CUDA reads and writes fp8 caches: keys [B, H, S, D], values [B, H, D, S].
+
+The storage is uint8: Triton refuses e4m3 pointers below sm_89. There a few integer operations read
+it; all cards write by integer operations, which are exact whatever the card.
+
+``T``: codes, float32 [H] scales. ``META``: H, whether tokens are innermost, whether the card
+converts e4m3, whether inline assembly can be used.
+"""
+
+# Triton kernels take pointers and constants that no annotation describes.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+# Four e4m3 codes ($2) -> four fp16 numbers in $0, $1, each value / 256: sign and the other seven
+# bits moved to where fp16 has them; the exponent bias differs by 8. Exact, subnormals included.
+# Adding one to the mantissa of the NaN codes, 0x7f and 0xff, and of no other, carries into bit 14:
+# set there, it makes the exponent that of NaN.
+E4M3_ASM = tl.constexpr(
+    "{.reg .b32 a,b,s,n; prmt.b32 a,$2,0,0x1404; prmt.b32 b,$2,0,0x3424; "
+    "shr.b32 s,a,1; and.b32 s,s,0x3f803f80; add.u32 n,s,0x00800080; "
+    "lop3.b32 s,n,0x40004000,s,0xEA; lop3.b32 $0,a,0x80008000,s,0xEA; "
+    "shr.b32 s,b,1; and.b32 s,s,0x3f803f80; add.u32 n,s,0x00800080; "
+    "lop3.b32 s,n,0x40004000,s,0xEA; lop3.b32 $1,b,0x80008000,s,0xEA;}"
+)
+
+
+@triton.jit
+def _place(block, head, tok, dim, PAGE: tl.constexpr, D: tl.constexpr, META: tl.constexpr):
+    base = (block * META[0] + head) * (PAGE * D)
+    return base + (dim * PAGE + tok) if META[1] else base + (tok * D + dim)
+
+
+@triton.jit
+def _load(pointers, mask):
+    return tl.load(pointers) if mask is None else tl.load(pointers, mask=mask, other=0)
+
+
+@triton.jit
+def decode_e4m3(codes, HARDWARE: tl.constexpr, ASM: tl.constexpr):
+    """uint8 codes to fp16: the value with HARDWARE, else the value / 256."""
+    if HARDWARE:
+        out = codes.to(tl.float8e4nv, bitcast=True).to(tl.float16)
+    elif ASM:
+        out = tl.inline_asm_elementwise(
+            E4M3_ASM, "=r,=r,r", [codes], dtype=tl.float16, is_pure=True, pack=4
+        )
+    else:
+        wide = codes.to(tl.uint16)
+        rest = (wide & 0x7F) << 7
+        rest |= (rest + 0x80) & 0x4000
+        out = (((wide & 0x80) << 8) | rest).to(tl.float16, bitcast=True)
+    return out
+
+
+@triton.jit
+def decode_e5m2(codes):
+    """uint8 codes to fp16: a code is fp16's high byte."""
+    return (codes.to(tl.uint16) << 8).to(tl.float16, bitcast=True)
+
+
+@triton.jit
+def _encode(x, MANTISSA: tl.constexpr, LARGEST: tl.constexpr, SUBNORMAL: tl.constexpr):
+    """float32 to codes: nearest, ties to even, saturating; NaN becomes 0x7f.
+
+    LARGEST is the largest finite number. SUBNORMAL is the number whose float32 neighbours are as
+    far apart as the type's subnormals; adding it rounds to those.
+    """
+    SHIFT: tl.constexpr = 23 - MANTISSA
+    bits = x.to(tl.int32, bitcast=True)
+    sign = (bits >> 24) & 0x80
+    magnitude = bits & 0x7FFFFFFF
+    is_nan = magnitude > 0x7F800000
+    size = tl.minimum(magnitude.to(tl.float32, bitcast=True), LARGEST)
+    # float32's exponent bias less the type's: 8-bit codes have 7 - MANTISSA bits of exponent
+    bias: tl.constexpr = 127 - ((1 << (6 - MANTISSA)) - 1)
+    held = size.to(tl.int32, bitcast=True)
+    half: tl.constexpr = (1 << (SHIFT - 1)) - 1
+    normal = ((held + half + ((held >> SHIFT) & 1)) >> SHIFT) - (bias << MANTISSA)
+    small = (size + SUBNORMAL).to(tl.int32, bitcast=True) & 0xFF
+    code = tl.where(held < ((bias + 1) << 23), small, normal)
+    return tl.where(is_nan, 0x7F, code | sign).to(tl.uint8)
+
+
+@triton.jit
+def encode_e4m3(x):
+    """float32 to uint8 codes."""
+    return _encode(x, 3, 448.0, 16384.0)
+
+
+@triton.jit
+def encode_e5m2(x):
+    """float32 to uint8 codes."""
+    return _encode(x, 2, 57344.0, 128.0)
+
+
+@triton.jit
+def read_e4m3(
+    T, block, head, tok, dim, mask,
+    PAGE: tl.constexpr, D: tl.constexpr, META: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """See ``KVCacheFormat.triton_read``."""
+    codes = _load(T[0] + _place(block, head, tok, dim, PAGE, D, META), mask)
+    gain = tl.load(T[1] + head)
+    if not META[2]:
+        gain *= 256.0
+    return decode_e4m3(codes, META[2], META[3]).to(DTYPE), gain
+
+
+@triton.jit
+def read_e5m2(
+    T, block, head, tok, dim, mask,
+    PAGE: tl.constexpr, D: tl.constexpr, META: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """See ``KVCacheFormat.triton_read``."""
+    codes = _load(T[0] + _place(block, head, tok, dim, PAGE, D, META), mask)
+    return decode_e5m2(codes).to(DTYPE), tl.load(T[1] + head)
+
+
+@triton.jit
+def write_e4m3(
+    T, block, head, tok, dim, x, mask, PAGE: tl.constexpr, D: tl.constexpr, META: tl.constexpr
+):
+    """See ``KVCacheFormat.triton_write``."""
+    scale = tl.full(x.shape, 1.0, tl.float32) * tl.load(T[1] + head)
+    at = T[0] + _place(block, head, tok, dim, PAGE, D, META)
+    tl.store(at, encode_e4m3(tl.div_rn(x, scale)), mask=mask)
+
+
+@triton.jit
+def write_e5m2(
+    T, block, head, tok, dim, x, mask, PAGE: tl.constexpr, D: tl.constexpr, META: tl.constexpr
+):
+    """See ``KVCacheFormat.triton_write``."""
+    scale = tl.full(x.shape, 1.0, tl.float32) * tl.load(T[1] + head)
+    at = T[0] + _place(block, head, tok, dim, PAGE, D, META)
+    tl.store(at, encode_e5m2(tl.div_rn(x, scale)), mask=mask)
