@@ -148,7 +148,11 @@ def _too_small(
         "is free"
     )
     ways = list(_ways(config, limit, plan, budget, others))
-    advice = f"What would fit: {'; '.join(ways)}." if ways else "No flag makes room for it; more memory or a smaller model would."
+    advice = (
+        f"What would fit: {'; '.join(ways)}."
+        if ways
+        else "No flag makes room for it; more memory or a smaller model would."
+    )
     return (
         f"one sequence of {limit} tokens needs {_size(plan.cache_bytes(limit))} of KV cache, but "
         f"{room}. {advice} `ingle fit {config.model}` shows every term."
