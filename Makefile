@@ -7,6 +7,8 @@ MODEL ?=
 FORMAT ?=
 QUIET_CORES := OMP_WAIT_POLICY=passive
 PYTEST := $(QUIET_CORES) $(BIN)/python -m pytest
+# Two test files at a time, with a thread each. WORKERS= runs them one after the other.
+WORKERS ?= -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo serve test test-slow test-long test-all previous-plugins test-container fuzz-formats test-kernels-full bench-packed check fix docs bench bench-kv bench-kv-quality bench-speculation bench-structured bench-quants check-peers bench-http bench-start bench-gpu clean
@@ -27,10 +29,10 @@ serve: install ## Serve MODEL (the demo model when unset) on port 2242
 	$(BIN)/ingle serve $(MODEL)
 
 test: install ## The tests, under ten minutes
-	$(PYTEST) -m "not slow"
+	OMP_NUM_THREADS=1 $(PYTEST) $(WORKERS) -m "not slow"
 
 test-slow: install ## The slow ones: wheels into empty environments, the container file's steps
-	$(PYTEST) -m "slow and not long"
+	$(PYTEST) $(WORKERS) -m "slow and not long"
 
 test-long: install ## The longest: more cases of what shorter tests hold, before a release
 	$(PYTEST) -m long

@@ -41,7 +41,9 @@ def test_kernels_pass_the_gate(folder: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("folder", ["interpreted", "compiled"])
+@pytest.mark.parametrize(
+    "folder", [pytest.param("interpreted", marks=pytest.mark.long), "compiled"]
+)
 def test_kernels_pass_the_full_gate(folder: str) -> None:
     pytest.importorskip("triton")
     assert "passed" in run_gate(folder, "slow")
