@@ -39,6 +39,26 @@ def test_a_control_group_counts_when_it_leaves_less(tmp_path: Path) -> None:
     assert available_host_bytes(tmp_path) == 150 * MIB
 
 
+def test_a_control_group_of_version_1_counts_by_its_own_names(tmp_path: Path) -> None:
+    system(tmp_path, 512)
+    write(tmp_path / "proc/self/cgroup", "9:cpu:/other\n4:memory:/box\n0::/\n")
+    group = tmp_path / "sys/fs/cgroup/memory/box"
+    write(group / "memory.limit_in_bytes", f"{300 * MIB}\n")
+    write(group / "memory.usage_in_bytes", f"{200 * MIB}\n")
+    write(group / "memory.stat", f"inactive_file 1\ntotal_inactive_file {50 * MIB}\n")
+    write(group.parent / "memory.limit_in_bytes", "9223372036854771712\n")  # none
+    assert available_host_bytes(tmp_path) == 150 * MIB
+
+
+def test_in_a_container_the_group_of_version_1_is_mounted_at_the_top(tmp_path: Path) -> None:
+    system(tmp_path, 512)
+    write(tmp_path / "proc/self/cgroup", "4:memory:/docker/0123\n")
+    group = tmp_path / "sys/fs/cgroup/memory"
+    write(group / "memory.limit_in_bytes", f"{64 * MIB}\n")
+    write(group / "memory.usage_in_bytes", f"{4 * MIB}\n")
+    assert available_host_bytes(tmp_path) == 60 * MIB
+
+
 def test_a_full_control_group_leaves_nothing(tmp_path: Path) -> None:
     system(tmp_path, 512)
     write(tmp_path / "sys/fs/cgroup/memory.max", str(100 * MIB))

@@ -13,7 +13,7 @@ from ingle.checkpoint.model_config import ModelConfig, load_model_config
 from ingle.config import EngineConfig
 from ingle.engine.fit import Question, Target, judge
 from ingle.engine.fit_advice import advise
-from ingle.engine.memory import CachePlan, plan_cache
+from ingle.engine.memory import Alternatives, CachePlan, plan_cache
 from ingle.engine.memory_plan import (
     MemoryPlan,
     cache_limit,
@@ -40,8 +40,11 @@ def model(demo_model_dir: Path) -> ModelConfig:
     return load_model_config(demo_model_dir)
 
 
-def memory_plan(config: EngineConfig, model: ModelConfig, device: str = "cpu") -> MemoryPlan:
-    return plan_memory(config, model, WEIGHTS, BLOCK_BYTES, 2, device)
+def memory_plan(
+    config: EngineConfig, model: ModelConfig, device: str = "cpu", copied: int = 0
+) -> MemoryPlan:
+    weights = replace(WEIGHTS, copied_bytes=copied)
+    return plan_memory(config, model, weights, BLOCK_BYTES, 2, device)
 
 
 OTHER_CACHES = {
@@ -54,12 +57,19 @@ OTHER_CACHES = {
 """Bytes of a block, as the formats count them."""
 
 
-def start(model: ModelConfig, usable: int | None = None, **options: object) -> CachePlan:
-    """The cache of a CPU start with ``usable`` bytes free."""
+def start(
+    model: ModelConfig, usable: int | None = None, copied: int = 0, **options: object
+) -> CachePlan:
+    """The cache of a CPU start with ``usable`` bytes free, where compiled steps copy ``copied``."""
     config = EngineConfig(**options)  # type: ignore[arg-type]
-    plan = memory_plan(config, model)
+    plan = memory_plan(config, model, copied=copied)
     budget = cache_limit(config, plan, 64 * GIB if usable is None else usable, "cpu")
-    return plan_cache(config, model, plan, budget, "cpu", OTHER_CACHES)
+    eager = replace(plan, compiled_bytes=0)
+    others = Alternatives(
+        caches=OTHER_CACHES,
+        eager_budget=cache_limit(config, eager, 64 * GIB if usable is None else usable, "cpu"),
+    )
+    return plan_cache(config, model, plan, budget, "cpu", others)
 
 
 def advice(model: ModelConfig, num_blocks: int) -> list[str]:
@@ -117,6 +127,20 @@ def test_where_no_context_fits_a_smaller_cache_and_a_shorter_context_are_named_t
     model: ModelConfig,
 ) -> None:
     assert "--kv-cache-dtype int4 --max-model-len 512" in [w.strip() for w in advice(model, 1)]
+
+
+def test_where_only_the_compiled_matrices_are_too_much_the_way_without_them_is_named(
+    model: ModelConfig,
+) -> None:
+    usable = memory_plan(EngineConfig(), model).fixed_bytes + 100 * MIB
+    with pytest.raises(CapacityError) as caught:
+        start(model, usable=usable, copied=200 * MIB)
+    assert "What would fit: --enforce-eager" in str(caught.value)
+    eager = start(model, usable=usable, copied=200 * MIB, enforce_eager=True)
+    assert eager.max_model_len > 256
+    longest = f"--enforce-eager --max-model-len {eager.max_model_len}"
+    with pytest.raises(CapacityError, match=f"What would fit: {longest}"):
+        start(model, usable=usable, copied=200 * MIB, max_model_len=8192)
 
 
 def test_shrink_takes_the_longest_that_fits_and_says_so_loudly(

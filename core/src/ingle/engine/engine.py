@@ -47,6 +47,7 @@ from ingle.engine.kv_start import (
     settle_caches,
 )
 from ingle.engine.memory import (
+    Alternatives,
     CachePlan,
     allocate_caches,
     available_bytes,
@@ -198,7 +199,11 @@ def _plan(config: EngineConfig, opened: Opened) -> tuple[MemoryPlan, CachePlan]:
         usable = usable_on_card(config, device.total_memory, usable)
         plan = place_embeddings(config, plan, model, usable)
     budget = cache_limit(config, plan, usable, device.type)
-    others = cache_sizes(model, registry, device, config, dtype)
+    eager = replace(plan, compiled_bytes=0)
+    others = Alternatives(
+        caches=cache_sizes(model, registry, device, config, dtype),
+        eager_budget=cache_limit(config, eager, usable, device.type) if plan.compiled_bytes else 0,
+    )
     return plan, plan_cache(config, model, plan, budget, device.type, others)
 
 

@@ -23,7 +23,8 @@ class Suggestion:
 
     Attributes:
         change: What kind: ``max_model_len``, ``kv_cache_dtype``, ``max_num_seqs``,
-            ``embedding_device``, ``bits_per_weight``, ``offload_layers``, ``gpu`` or ``memory``.
+            ``embedding_device``, ``enforce_eager``, ``bits_per_weight``, ``offload_layers``,
+            ``gpu`` or ``memory``.
         text: For people.
         flags: To add to the command line; empty when no flag does it.
         available: Whether this version of Ingle can do it.
@@ -62,6 +63,7 @@ def _runtime_changes(question: Question, verdict: Verdict) -> Iterator[Suggestio
     yield from _sequences(question)
     if not fitting and caches:
         yield from _context(caches[-1], verdict)
+    yield from _eager(question, verdict)
 
 
 def _embeddings(question: Question) -> Iterator[Suggestion]:
@@ -126,6 +128,26 @@ def _sequences(question: Question) -> Iterator[Suggestion]:
                 total_bytes=verdict.total_bytes,
             )
             return
+
+
+def _eager(question: Question, before: Verdict) -> Iterator[Suggestion]:
+    """On a CPU: without the matrices that compiled decode steps read; with a shorter context where
+    neither is enough alone."""
+    if question.target.device_type != "cpu" or question.config.enforce_eager:
+        return
+    changed = replace(question, config=replace(question.config, enforce_eager=True))
+    verdict = judge(changed)
+    if verdict.fits:
+        yield Suggestion(
+            change="enforce_eager",
+            text="decode steps uncompiled, and slower",
+            flags="--enforce-eager",
+            total_bytes=verdict.total_bytes,
+        )
+    elif not any(_context(question, before)):
+        for shorter in _context(changed, before):
+            flags, text = f"--enforce-eager {shorter.flags}", f"{shorter.text}, steps uncompiled"
+            yield replace(shorter, flags=flags, text=text)
 
 
 def _larger_changes(

@@ -20,8 +20,19 @@ from ingle.engine.cache_geometry import geometries
 from ingle.engine.cards import DEFAULT_LINK, Card, card_of_device
 from ingle.engine.dtype_choice import SIZES, PlannedDType, choose_dtype_name
 from ingle.engine.fit import Question, Target
-from ingle.engine.host_memory import available_host_bytes, total_host_bytes
-from ingle.engine.memory_plan import CUDA_CONTEXT, DESKTOP_RESERVE, GIB, HEADROOM, RESERVE
+from ingle.engine.host_memory import (
+    available_host_bytes,
+    resident_host_bytes,
+    total_host_bytes,
+)
+from ingle.engine.memory_plan import (
+    CPU_IMPORTS,
+    CUDA_CONTEXT,
+    DESKTOP_RESERVE,
+    GIB,
+    HEADROOM,
+    RESERVE,
+)
 from ingle.engine.speed import Bandwidths
 from ingle.engine.weight_sizes import WeightSizes, weigh
 from ingle.errors import PluginError
@@ -212,5 +223,6 @@ def has_card(root: Path = Path("/")) -> bool:
 
 def _this_cpu() -> Target:
     total, free = total_host_bytes(), available_host_bytes()
-    total = max(total, free)
+    imports = max(0, CPU_IMPORTS - (resident_host_bytes() or 0))
+    total, free = max(total, free), max(0, free - imports)
     return Target(name="this CPU", device_type="cpu", total_bytes=total, reserve_bytes=total - free)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -13,9 +14,26 @@ UNKNOWN_AVAILABLE: Final = 8 * GIB
 """Taken where the system says nothing at all."""
 
 
+@dataclass(frozen=True, slots=True)
+class GroupFiles:
+    """Where a version of control groups is mounted, and what its files and figures are called
+    (Linux, admin-guide/cgroup-v2 and cgroup-v1/memory)."""
+
+    mount: str
+    limit: str
+    used: str
+    inactive: str
+
+
+GROUP_FILES: Final = (
+    GroupFiles("", "memory.max", "memory.current", "inactive_file"),
+    GroupFiles("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+
+
 def available_host_bytes(root: Path = ROOT) -> int:
     """Memory a program can take now without swapping: what the system has left, or what the
-    process's control groups (v2) leave of it when that is less.
+    process's control groups leave of it when that is less.
 
     Args:
         root: Where ``proc`` and ``sys`` are mounted.
@@ -64,23 +82,32 @@ def _field(path: Path, name: str) -> int | None:
 
 
 def _group_rooms(root: Path) -> Iterator[int]:
-    """What each control group from the process's own up to the top leaves."""
-    base = root / "sys/fs/cgroup"
-    line = next((x for x in _text(root / "proc/self/cgroup").splitlines() if x[:3] == "0::"), "0::")
-    folder = base / line[3:].lstrip("/")
-    for group in (folder, *folder.parents):
-        if not group.is_relative_to(base):
-            return
-        limit, used = _number(group / "memory.max"), _number(group / "memory.current")
-        if limit is not None:
-            yield limit - max(0, (used or 0) - _inactive_file(group))
+    """What each control group from the process's own up to the top leaves, of either version."""
+    for files in GROUP_FILES:
+        base = root / "sys/fs/cgroup" / files.mount
+        folder = base / _group_path(root, files.mount)
+        for group in (folder, *folder.parents):
+            if not group.is_relative_to(base):
+                break
+            limit, used = _number(group / files.limit), _number(group / files.used)
+            if limit is not None:
+                yield limit - max(0, (used or 0) - _inactive_file(group, files.inactive))
 
 
-def _inactive_file(group: Path) -> int:
+def _group_path(root: Path, controller: str) -> str:
+    """The process's group below its mount; of version 2 where ``controller`` is empty."""
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if controller in controllers.split(","):
+            return path.lstrip("/")
+    return ""
+
+
+def _inactive_file(group: Path, key: str) -> int:
     """File pages the group counts as its own and gives up on demand."""
     for line in _text(group / "memory.stat").splitlines():
         name, _, value = line.partition(" ")
-        if name == "inactive_file" and value.strip().isdigit():
+        if name == key and value.strip().isdigit():
             return int(value)
     return 0
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, field
 
 import torch
 
@@ -52,6 +51,20 @@ class CachePlan:
         return self.num_blocks * self.block_bytes
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternatives:
+    """What else could be chosen, for the advice when a start does not fit.
+
+    Attributes:
+        caches: Bytes of a block in every cache format there is.
+        eager_budget: Bytes the cache may take with --enforce-eager, which on a CPU saves what
+            compiled decode steps read.
+    """
+
+    caches: Mapping[str, int] = field(default_factory=dict)
+    eager_budget: int = 0
+
+
 def available_bytes(device: DeviceInfo) -> int:
     """Memory free for use right now."""
     if device.type == "cuda":
@@ -74,7 +87,7 @@ def plan_cache(
     plan: MemoryPlan,
     budget: int,
     device_type: str,
-    other_caches: Mapping[str, int] = MappingProxyType({}),
+    others: Alternatives,
 ) -> CachePlan:
     """Blocks and context length that fit ``budget``.
 
@@ -87,7 +100,7 @@ def plan_cache(
         plan: What it takes, the cache apart.
         budget: Bytes the cache may take; negative when the rest alone is too much.
         device_type: ``cpu`` or ``cuda``.
-        other_caches: Bytes of a block in every cache format there is, for the advice.
+        others: What else could be chosen, for the advice.
 
     Raises:
         ConfigError: When ``--max-model-len`` is more than the model can take.
@@ -97,7 +110,7 @@ def plan_cache(
     fitting = plan.longest(max(0, budget))
     exact = config.max_model_len != "auto" and config.on_memory == "error"
     if not fitting or (fitting < limit and exact):
-        raise CapacityError(_too_small(config, limit, plan, budget, other_caches))
+        raise CapacityError(_too_small(config, limit, plan, budget, others))
     max_model_len = min(limit, fitting)
     if max_model_len < limit and config.max_model_len != "auto":
         logger.warning(
@@ -126,7 +139,7 @@ def _most_blocks(config: EngineConfig, device_type: str, max_model_len: int) -> 
 
 
 def _too_small(
-    config: EngineConfig, limit: int, plan: MemoryPlan, budget: int, other_caches: Mapping[str, int]
+    config: EngineConfig, limit: int, plan: MemoryPlan, budget: int, others: Alternatives
 ) -> str:
     room = (
         f"{_size(budget)} is there"
@@ -134,8 +147,12 @@ def _too_small(
         else f"the rest alone (weights {_size(plan.weights_bytes)}) is {_size(-budget)} more than "
         "is free"
     )
-    ways = list(_ways(config, limit, plan, budget, other_caches))
-    advice = f"What would fit: {'; '.join(ways)}." if ways else "No flag makes room for it."
+    ways = list(_ways(config, limit, plan, budget, others))
+    advice = (
+        f"What would fit: {'; '.join(ways)}."
+        if ways
+        else "No flag makes room for it; more memory or a smaller model would."
+    )
     return (
         f"one sequence of {limit} tokens needs {_size(plan.cache_bytes(limit))} of KV cache, but "
         f"{room}. {advice} `ingle fit {config.model}` shows every term."
@@ -143,7 +160,7 @@ def _too_small(
 
 
 def _ways(
-    config: EngineConfig, limit: int, plan: MemoryPlan, budget: int, other_caches: Mapping[str, int]
+    config: EngineConfig, limit: int, plan: MemoryPlan, budget: int, others: Alternatives
 ) -> Iterator[str]:
     """Flags each of which makes it start; with a smaller cache the one that loses least."""
     fitting = plan.longest(max(0, budget))
@@ -151,7 +168,7 @@ def _ways(
         yield f"--max-model-len {fitting} (--on-memory shrink takes it by itself)"
     if config.kv_cache_memory_bytes is not None:
         yield f"--kv-cache-memory-bytes {-(-plan.cache_bytes(limit) // MIB)}MiB"
-    sizes = {other_caches[name]: name for name in sorted(other_caches, reverse=True)}
+    sizes = {others.caches[name]: name for name in sorted(others.caches, reverse=True)}
     smaller = sorted(size for size in sizes if size < plan.block_bytes)
     enough = [size for size in smaller if plan.blocks(limit) * size <= budget]
     if enough:
@@ -159,6 +176,11 @@ def _ways(
     elif smaller and not fitting and budget >= 2 * smaller[0]:
         tokens = (budget // smaller[0] - 1) * plan.block_size
         yield f"--kv-cache-dtype {sizes[smaller[0]]} --max-model-len {tokens}"
+    eager = plan.longest(max(0, others.eager_budget))
+    if eager >= limit or (eager > fitting and config.max_model_len == "auto"):
+        yield "--enforce-eager (decode steps stay uncompiled, and slower)"
+    elif eager and not fitting:
+        yield f"--enforce-eager --max-model-len {eager}"
 
 
 def _size(count: int) -> str:

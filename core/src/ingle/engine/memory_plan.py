@@ -30,6 +30,10 @@ CUDA_CONTEXT: Final = 45 * GIB // 100
 CPU_RUNTIME: Final = 48 * MIB
 """On a CPU: the tokenizer, the code of compiled steps, and what the allocator keeps of memory that
 was given back (measured: 27 to 75 MiB)."""
+CPU_IMPORTS: Final = 192 * MIB
+"""On a CPU: anonymous memory of Python, torch and the engine before a plan is made (measured: 161
+MiB with the server, and 30 for the demo model's tokenizer). `ingle fit` holds far less, so what is
+free to it is not free to them."""
 CUDA_WORKSPACE: Final = 64 * MIB
 """cuBLAS' workspace (32 MiB), split-K partial sums and attention's partial results."""
 CUDA_GRAPHS: Final = 64 * MIB
