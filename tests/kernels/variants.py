@@ -15,7 +15,13 @@ from typing import Any
 import triton.language as tl
 
 from ingle.attention.paged_kernel import paged_attention_kernel
-from ingle.attention.paged_triton import decode_config, padded, prompt_config
+from ingle.attention.paged_triton import (
+    Softmax,
+    decode_config,
+    most_registers,
+    padded,
+    prompt_config,
+)
 from ingle.builtin.affine_triton import w4_decode_kernel
 from ingle.builtin.kv_int_triton import read_int4, read_int8
 from ingle.builtin.kv_native_triton import read_native
@@ -34,6 +40,7 @@ class Variant:
     Attributes:
         items_per_lane: Weights, or elements of keys and values, per lane and loop iteration.
         budget: Most instructions per item the main loop may take.
+        max_registers: What the assembler is told a thread may take; None leaves it to it.
     """
 
     name: str
@@ -44,6 +51,7 @@ class Variant:
     num_stages: int
     items_per_lane: float
     budget: float
+    max_registers: int | None = None
 
     def most(self, arch: int) -> float:
         """Most instructions per item on ``arch``: the budget, and a tenth above the design's figure
@@ -61,6 +69,7 @@ class Variant:
             arch=arch,
             num_warps=self.num_warps,
             num_stages=self.num_stages,
+            maxnreg=self.max_registers,
         )
 
 
@@ -173,15 +182,20 @@ def attention(
         f"row_starts=*i32:16,new_lens=*i32:16,out=*{dtype}:16,partials=*fp32:16,stats=*fp32:16,"
         "counters=*i32:16,softmax_scale=fp32,softcap=fp32,table_stride=i32"
     )
+    constants |= changes
+    bound = Softmax(
+        scale=1.0, window=constants["WINDOW"], softcap=5.0 if constants["SOFTCAP"] else None
+    )
     return Variant(
         name=f"attention {name}",
         kernel=paged_attention_kernel,
         signature=signature,
-        constants=constants | changes,
+        constants=constants,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
         items_per_lane=2 * config.block_tokens * head_dim / (32 * config.num_warps),
         budget=budget,
+        max_registers=most_registers(constants["PAGE"], head_dim, config, bound),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,21 @@ def test_a_kernel_multiplies_on_tensor_cores(arch: int) -> None:
 @pytest.mark.parametrize("index", range(len(full_variants(80))))
 def test_a_variant_stays_within_its_budgets(index: int, arch: int) -> None:
     check(full_variants(arch)[index], arch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        "attention native, D 112, fp16, prompt, window 1024, softcap True",
+        "attention e4m3, D 112, fp16, page 16",
+        "attention e4m3, D 192, bf16, window 1024, softcap True",
+    ],
+)
+def test_what_the_assembler_would_spill_by_itself_it_does_not(name: str) -> None:
+    (variant,) = [one for one in every_attention(86) if one.name == name]
+    assert variant.compile(86).spill_bytes == 0
+    assert replace(variant, max_registers=None).compile(86).spill_bytes > 0
 
 
 @pytest.mark.slow

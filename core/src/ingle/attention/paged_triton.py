@@ -138,6 +138,19 @@ def prompt_config(head_dim: int) -> PagedConfig:
     )
 
 
+def most_registers(
+    cache_block: int, head_dim: int, config: PagedConfig, softmax: Softmax
+) -> int | None:
+    """A thread's registers to ask the assembler for, or None for its own choice.
+
+    Left to itself it holds the larger kernels to 128 or 168 registers a thread, for more resident
+    warps, and spills a few; asked for all 255 it does not (docs/kernels.md).
+    """
+    is_decode, is_bounded = config.splits > 1, bool(softmax.window) or softmax.softcap is not None
+    is_whole = head_dim == padded(head_dim) and cache_block >= config.block_tokens
+    return None if is_decode and is_whole and not is_bounded else 255
+
+
 def padded(size: int) -> int:
     """The power of two from ``size`` on."""
     return 1 << (size - 1).bit_length()
@@ -236,5 +249,6 @@ def paged_attention(
         BM=tile_rows, BN=config.block_tokens, SPLITS=config.splits, STAGES=config.num_stages,
         WINDOW=softmax.window or 0, SOFTCAP=softmax.softcap is not None,
         num_warps=config.num_warps,
+        maxnreg=most_registers(cache.block_size, dim, config, softmax),
     )  # fmt: skip
     return out
