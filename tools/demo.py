@@ -46,7 +46,8 @@ def _quant(form: str) -> Path:
     """The demo model in a format: made once, kept in the cache folder, finished if cut off."""
     cache = default_cache_folder()
     out = cache / "quants" / f"demo-{form}"
-    if not (out / "config.json").is_file():
+    # The state folder goes last: with it there, the card and its measurement are missing.
+    if not (out / "config.json").is_file() or (out / ".quantize").exists():
         model = default_demo_model(cache)
         options = {} if form == "exl2" else {"group_size": 64}
         print(f"Making {out} (once; minutes).", flush=True)

@@ -79,12 +79,16 @@ def quants() -> list[tuple[str, float, float]]:
     """(name, bits, KL) of every row of the quants' table that has both figures."""
     page = (ROOT / "docs/benchmarks.md").read_text()
     section = page.split("\n## Quants of the demo model", 1)[1].split("\n## ", 1)[0]
+    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in section.splitlines()]
+    head = next(cells for cells in rows if cells[0] == "quant")
+    bits, kl = head.index("bits"), next(i for i, cell in enumerate(head) if cell.startswith("KL"))
     found = []
-    for row in section.splitlines():
-        cells = [cell.strip() for cell in row.strip("|").split("|")]
-        number = r"\d+\.\d+"
-        if len(cells) > 2 and re.fullmatch(number, cells[1]) and re.match(number, cells[2]):
-            found.append((cells[0], float(cells[1]), float(re.match(number, cells[2])[0])))  # type: ignore[index]
+    for cells in rows:
+        if len(cells) != len(head):
+            continue
+        figures = [re.match(r"\d+\.\d+", cells[column]) for column in (bits, kl)]
+        if figures[0] and figures[1]:
+            found.append((cells[0], float(figures[0][0]), float(figures[1][0])))
     return found
 
 
@@ -117,7 +121,7 @@ def quality_bits() -> str:
         )
     )
     parts.append(text(left, 20, "KL divergence from the original, nats (lower is better)"))
-    exl2 = sorted((b, k) for name, b, k in points if name.startswith("EXL2"))
+    exl2 = sorted((b, k) for name, b, k in points if name.lower().startswith("exl2"))
     path = " ".join(f"{x(b):g},{y(k):g}" for b, k in exl2)
     parts.append(f'<polyline points="{path}" fill="none" stroke="{COLOURS[1]}" stroke-width="2"/>')
     for name, bits, kl in points:

@@ -50,3 +50,15 @@ def test_a_quant_of_the_demo_is_made_once_and_kept(
         assert config["quantization_config"]["quant_method"] == form
         assert demo._quant(form) == folder
     assert made == ["awq", "gptq", "exl2"]
+
+
+def test_a_quant_cut_off_while_its_card_was_measured_is_finished(
+    demo: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    out = tmp_path / "cache" / "quants" / "demo-gptq"
+    (out / ".quantize").mkdir(parents=True)
+    (out / "config.json").write_text("{}")
+    finished: list[Path] = []
+    monkeypatch.setattr(demo, "quantize", lambda _, folder, **__: finished.append(folder))
+    assert demo._quant("gptq") == out
+    assert finished == [out]
