@@ -36,7 +36,7 @@ HOST = "127.0.0.1"
 NUM_PROMPT = 128
 NUM_OUTPUT = 128
 READY_SECONDS = 120.0
-SERVE = "import sys; from ingle.cli import main; sys.exit(main(sys.argv[1:]))"
+SERVE = "import sys; from ingle.cli import main; sys.exit(main())"
 
 
 @contextmanager

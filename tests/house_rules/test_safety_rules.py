@@ -46,6 +46,8 @@ MAY_CATCH_EVERYTHING = (
     # The engine loop: one row's failure, then one step's, then the thread's own end.
     "core/src/ingle/engine/engine_core.py",
     "core/src/ingle/engine/engine_thread.py",
+    # A thread's border: what is raised in it is raised again in the one that waits.
+    "core/src/ingle/engine/passing_thread.py",
     # The HTTP border: what an engine stream raises becomes an answer.
     "server/src/ingle_server/flight.py",
     "server/src/ingle_server/model_manager.py",

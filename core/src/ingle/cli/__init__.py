@@ -14,9 +14,9 @@ from collections.abc import Sequence
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line ``argv`` (``sys.argv`` when None) and gives the exit code."""
     if argv is None:
-        from ingle.cli.huge_malloc import restart_with_huge_pages
+        from ingle.cli.restart import restart_with_settings
 
-        restart_with_huge_pages()
+        restart_with_settings()
     from ingle.cli.app import run
 
     return run(argv)

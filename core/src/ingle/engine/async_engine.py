@@ -14,6 +14,7 @@ from ingle.engine.engine_core import EngineCore
 from ingle.engine.engine_thread import Abort, Add, EngineThread, Leave, Stop
 from ingle.engine.info import EngineInfo
 from ingle.engine.metrics import EngineStats
+from ingle.engine.passing_thread import run_in_passing_thread
 from ingle.engine.streams import Mailbox, Stream
 from ingle.errors import CheckpointError, EngineDeadError
 from ingle.request import RequestOutput, SamplingParams
@@ -62,7 +63,10 @@ class AsyncEngine:
         """
         from ingle.engine.first_import import import_builder
 
-        return cls(import_builder()(config, on_progress), on_death)
+        build = import_builder()
+        return cls(
+            run_in_passing_thread(lambda: build(config, on_progress), "ingle-loader"), on_death
+        )
 
     @property
     def info(self) -> EngineInfo:
