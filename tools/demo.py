@@ -10,6 +10,7 @@ from pathlib import Path
 from serving import HOST, INSTRUCTION, QUESTION, ServingError, ask, serving
 
 from ingle.demo_model import default_demo_model
+from ingle.demo_model.locate import LAYOUT_VERSION
 from ingle.errors import IngleError
 from ingle.quantize import quantize
 from ingle.registry.loader import default_cache_folder
@@ -43,9 +44,10 @@ def main() -> int:
 
 
 def _quant(form: str) -> Path:
-    """The demo model in a format: made once, kept in the cache folder, finished if cut off."""
+    """The demo model in a format: made once, kept in the cache folder, finished if cut off. A later
+    version of the demo model has quants of its own, for none can be finished from another model."""
     cache = default_cache_folder()
-    out = cache / "quants" / f"demo-{form}"
+    out = cache / "quants" / f"demo-{LAYOUT_VERSION}-{form}"
     # The state folder goes last: with it there, the card and its measurement are missing.
     if not (out / "config.json").is_file() or (out / ".quantize").exists():
         model = default_demo_model(cache)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ingle.demo_model.locate import LAYOUT_VERSION
 from ingle.quantize import quantize
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
@@ -45,7 +46,7 @@ def test_a_quant_of_the_demo_is_made_once_and_kept(
     monkeypatch.setattr(demo, "quantize", counted)
     for form in ("awq", "gptq", "exl2"):
         folder = demo._quant(form)
-        assert folder == tmp_path / "cache" / "quants" / f"demo-{form}"
+        assert folder == tmp_path / "cache" / "quants" / f"demo-{LAYOUT_VERSION}-{form}"
         config = json.loads((folder / "config.json").read_text())
         assert config["quantization_config"]["quant_method"] == form
         assert demo._quant(form) == folder
@@ -55,7 +56,7 @@ def test_a_quant_of_the_demo_is_made_once_and_kept(
 def test_a_quant_cut_off_while_its_card_was_measured_is_finished(
     demo: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    out = tmp_path / "cache" / "quants" / "demo-gptq"
+    out = tmp_path / "cache" / "quants" / f"demo-{LAYOUT_VERSION}-gptq"
     (out / ".quantize").mkdir(parents=True)
     (out / "config.json").write_text("{}")
     finished: list[Path] = []

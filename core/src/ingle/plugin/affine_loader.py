@@ -242,12 +242,20 @@ class AffineFormat(WeightFormat):
     possible_methods: ClassVar[re.Pattern[str]]
     wanted_shapes: ClassVar[str]
     loader_class: ClassVar[type[AffineLoader]]
+    _latest: tuple[CheckpointInfo, Mapping[str, StoredLinear]] | None = None
 
     @abstractmethod
     def find_linears(
         self, info: CheckpointInfo, config: AffineConfig
     ) -> Mapping[str, StoredLinear]:
         """Every module stored in this format, by name, from the headers alone."""
+
+    def _linears(self, info: CheckpointInfo, config: AffineConfig) -> Mapping[str, StoredLinear]:
+        """``find_linears`` of it, found once: a checkpoint is opened right after it is recognised,
+        and a mixture of experts has tens of thousands of linears."""
+        if self._latest is None or self._latest[0] is not info:
+            self._latest = (info, self.find_linears(info, config))
+        return self._latest[1]
 
     def make_loader(
         self, info: CheckpointInfo, config: AffineConfig, linears: Mapping[str, StoredLinear]
@@ -260,7 +268,7 @@ class AffineFormat(WeightFormat):
         config = AffineConfig.find(info)
         if config.method is not None and not self.possible_methods.search(config.method):
             return None
-        linears = self.find_linears(info, config)
+        linears = self._linears(info, config)
         if not linears:
             return None
         kinds = sorted({f"{linear.layout}, {linear.bits} bits" for linear in linears.values()})
@@ -287,7 +295,7 @@ class AffineFormat(WeightFormat):
     def open(self, info: CheckpointInfo) -> WeightLoader:
         """A loader for every linear stored in this format."""
         config = AffineConfig.find(info)
-        linears = self.find_linears(info, config)
+        linears = self._linears(info, config)
         if self._is_named(config):
             self._refuse_misshapen(info, config, linears)
         if not linears:
