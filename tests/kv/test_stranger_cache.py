@@ -26,7 +26,8 @@ def tiny_model(demo_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -
     return folder
 
 
-CACHES = ["fixed16", "k=fixed16,v=int8", "fp8_e4m3", "fp8_e5m2", "int8", "k=int8,v=int4"]
+CACHES = ["fixed16", "k=fixed16,v=int8"]
+OTHERS = ["fp8_e4m3", "fp8_e5m2", "int8", "k=int8,v=int4"]
 
 
 def answers(model: Path, prompts: list[list[int]], cache: str, **options: Any) -> list[list[int]]:
@@ -38,7 +39,9 @@ def answers(model: Path, prompts: list[list[int]], cache: str, **options: Any) -
     return [list(out.outputs[0].token_ids) for out in llm.generate(prompts, params)]
 
 
-@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize(
+    "cache", [*CACHES, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
+)
 def test_company_chunks_prefixes_and_preemption_change_no_answer(
     stranger: None, tiny_model: Path, cache: str
 ) -> None:

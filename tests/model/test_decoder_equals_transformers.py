@@ -155,6 +155,12 @@ def runner_for(folder: Path, **options: Any) -> ModelRunner:
     return core.runner
 
 
+@pytest.fixture(scope="module")
+def runner(tiny: tuple[torch.nn.Module, Path]) -> ModelRunner:
+    """Ours of the same weights. Every test begins at the first token, over what others left."""
+    return runner_for(tiny[1])
+
+
 @torch.inference_mode()
 def step(runner: ModelRunner, token_ids: list[int], start: int) -> torch.Tensor:
     """Logits after each of ``token_ids[start:]``, those before being in the cache: [T, V]."""
@@ -178,33 +184,36 @@ def logits_of(runner: ModelRunner, token_ids: list[int], chunk: int) -> torch.Te
     return torch.cat([step(runner, token_ids[: start + chunk], start) for start in starts])
 
 
-def test_greedy_text_equals_transformers(tiny: tuple[torch.nn.Module, Path]) -> None:
-    model, folder = tiny
+def test_greedy_text_equals_transformers(
+    tiny: tuple[torch.nn.Module, Path], runner: ModelRunner
+) -> None:
+    model, _ = tiny
     prompt = torch.randint(0, 128, (40,), generator=torch.Generator().manual_seed(2)).tolist()
     wanted = list(prompt)
     with torch.inference_mode():
         for _ in range(64):
             wanted.append(int(model(torch.tensor([wanted])).logits[0, -1].argmax()))
-    found, runner = list(prompt), runner_for(folder)
+    found = list(prompt)
     for chunk in [len(prompt)] + [1] * 63:
         found.append(int(step(runner, found, len(found) - chunk)[-1].argmax()))
     assert found == wanted
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 100], ids=["token_by_token", "chunked", "whole"])
-def test_logits_equal_transformers(tiny: tuple[torch.nn.Module, Path], chunk: int) -> None:
-    model, folder = tiny
+def test_logits_equal_transformers(
+    tiny: tuple[torch.nn.Module, Path], runner: ModelRunner, chunk: int
+) -> None:
+    model, _ = tiny
     token_ids = torch.randint(0, 128, (100,), generator=torch.Generator().manual_seed(1)).tolist()
     with torch.no_grad():
         wanted = model(torch.tensor([token_ids])).logits[0]
-    found = logits_of(runner_for(folder), token_ids, chunk)
+    found = logits_of(runner, token_ids, chunk)
     assert (found - wanted).norm() / wanted.norm() < 1e-5
     assert ((found - wanted).abs().max() / wanted.abs().max()) < 1e-4
 
 
-def test_a_plan_without_requests_runs_nothing(tiny: tuple[torch.nn.Module, Path]) -> None:
-    _, folder = tiny
-    output = runner_for(folder).execute(SchedulerOutput(scheduled=()))
+def test_a_plan_without_requests_runs_nothing(runner: ModelRunner) -> None:
+    output = runner.execute(SchedulerOutput(scheduled=()))
     assert output.sampled == {}
     assert output.errors == {}
 

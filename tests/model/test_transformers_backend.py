@@ -168,6 +168,7 @@ def greedy(model: Any, prompt: list[int], count: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
+@pytest.mark.slow
 def test_greedy_text_equals_transformers_in_a_batch(tiny: tuple[Any, Path]) -> None:
     """Three prompts together, prefilled in chunks, 64 tokens each."""
     model, folder = tiny
