@@ -9,6 +9,7 @@ QUIET_CORES := OMP_WAIT_POLICY=passive
 PYTEST := $(QUIET_CORES) $(BIN)/python -m pytest
 # Two test files at a time, with a thread each. WORKERS= runs them one after the other.
 WORKERS ?= -n 2 --dist loadfile --no-loadscope-reorder
+ONE_BY_ONE := tests/server/test_server_openapi_fuzz.py
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo serve test test-slow test-long test-all previous-plugins test-container fuzz-formats test-kernels-full bench-packed check fix docs bench bench-kv bench-kv-quality bench-speculation bench-structured bench-quants check-peers bench-http bench-start bench-gpu clean
@@ -32,7 +33,8 @@ test: install ## The tests, under ten minutes
 	OMP_NUM_THREADS=1 $(PYTEST) $(WORKERS) -m "not slow"
 
 test-slow: install ## The slow ones: wheels into empty environments, the container file's steps
-	$(PYTEST) $(WORKERS) -m "slow and not long"
+	$(PYTEST) $(WORKERS) -m "slow and not long" --ignore=$(ONE_BY_ONE)
+	$(PYTEST) -m "slow and not long" $(ONE_BY_ONE)
 
 test-long: install ## The longest: more cases of what shorter tests hold, before a release
 	$(PYTEST) -m long

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -11,6 +12,15 @@ from types import ModuleType
 import pytest
 
 QUANTIZE = Path(__file__).parent / "quantize"
+
+
+@pytest.hookimpl(trylast=True)  # when -m has taken out what does not run
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """pytest-xdist runs one of several tests with the same id, and says nothing of the others."""
+    counts = Counter(item.nodeid for item in items)
+    twice = sorted(name for name, count in counts.items() if count > 1)
+    if twice and hasattr(config, "workerinput"):
+        raise pytest.UsageError(f"these have the ids of other tests, run them without -n: {twice}")
 
 
 @pytest.fixture(scope="session")
