@@ -17,6 +17,8 @@ from ingle_server.config import ServerConfig
 if TYPE_CHECKING:
     from ingle_server.model_entry import ModelEntry
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C: 128 and the signal's number."""
 MAX_OPEN_FILES = 65536
 """Every connection needs one; the usual soft limit of 1,024 lets idle clients starve others."""
 
@@ -48,7 +50,11 @@ def _serve_on(
     from ingle_server.engine_adapter import load_engine
 
     # In a box: what is taken out of memory later must not live on in this function.
-    box = [load_engine(models[0].config)]
+    box = []
+    try:
+        box.append(load_engine(models[0].config))
+    except KeyboardInterrupt:
+        _leave_at_once(INTERRUPTED)  # the thread that loads is in the middle of it
 
     async def main() -> int:
         from ingle_server.app import create_service_app
