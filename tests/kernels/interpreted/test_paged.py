@@ -49,7 +49,7 @@ def name_of(case: Case) -> str:
 
 @pytest.mark.parametrize("case", [case_of(one) for one in pairwise(CHOICES)], ids=name_of)
 def test_every_pair_of_choices_equals_the_reference(case: Case) -> None:
-    assert problem(case).error() < BOUNDS[case.dtype]
+    assert problem(case).error() < case.bound
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_every_pair_of_choices_equals_the_reference(case: Case) -> None:
     ids=name_of,
 )
 def test_three_thousand_cached_tokens_equal_the_reference(case: Case) -> None:
-    assert problem(case).error() < BOUNDS[case.dtype]
+    assert problem(case).error() < case.bound
 
 
 def full_cases() -> list[Case]:
@@ -87,7 +87,7 @@ def full_cases() -> list[Case]:
 @pytest.mark.skipif(not os.environ.get(FULL), reason="minutes long: make test-kernels-full")
 @pytest.mark.parametrize("case", full_cases(), ids=name_of)
 def test_every_combination_equals_the_reference(case: Case) -> None:
-    assert problem(case).error() < BOUNDS[case.dtype]
+    assert problem(case).error() < case.bound
 
 
 @pytest.mark.parametrize("new", [1, 3])
