@@ -166,14 +166,15 @@ def attention(
     **changes: Any,
 ) -> Variant:
     """32 query heads on 8, pages of 256, as the engine launches it; unless changed."""
-    config = prompt_config(head_dim) if prompt else decode_config(head_dim, 4, 8)
+    page = changes.get("PAGE", 256)
+    config = prompt_config(head_dim, page) if prompt else decode_config(head_dim, 4, 8)
     name = f"{form}, D {head_dim}, {dtype}" + (", prompt" if prompt else "")
     name += "".join(f", {key.lower()} {value}" for key, value in changes.items())
     k, k_read, k_meta = _side(form, head_dim, False, by_card, f"*{dtype}")
     v, v_read, v_meta = _side(form, head_dim, True, by_card, f"*{dtype}")
     constants = {
         "K_READ": k_read, "K_META": k_meta, "V_READ": v_read, "V_META": v_meta, "HQ": 32, "HK": 8,
-        "D": head_dim, "DP": padded(head_dim), "PAGE": 256, "BM": config.block_rows,
+        "D": head_dim, "DP": padded(head_dim), "PAGE": page, "BM": config.block_rows,
         "BN": config.block_tokens, "SPLITS": config.splits, "STAGES": config.num_stages,
         "WINDOW": 0, "SOFTCAP": False,
     }  # fmt: skip
