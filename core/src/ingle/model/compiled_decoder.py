@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from ingle.attention.layer_cache import LayerCache
-from ingle.attention.metadata import ForwardBatch, SequenceSpan
+from ingle.attention.metadata import ForwardBatch, SequenceSpan, int_tensor
 from ingle.model.decode_segment import MIN_LENGTH
 from ingle.model.decoder import Decoder, DecoderLayer
 from ingle.model.rotary import RotaryTable
@@ -70,9 +70,8 @@ class CompiledDecoder:
         """As ``Decoder.logits``."""
         if hidden.shape[0] != 1:
             return self._model.logits(hidden)
-        (logits,) = self._segments.head([hidden[0].float(), *self._weights.head])
-        # A copy: the package writes its next result into the same memory.
-        return self._model.bounded(logits.unsqueeze(0).clone())
+        (logits,) = self._segments.head([hidden[0], *self._weights.head])
+        return self._model.bounded(logits.unsqueeze(0))
 
     def normed(self, hidden: torch.Tensor) -> torch.Tensor:
         """As ``Decoder.normed``."""
@@ -87,8 +86,7 @@ class CompiledDecoder:
     def _one_token(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> torch.Tensor:
         x = self._model.embedding[batch.token_ids]
         cos, sin = (part.view(-1) for part in self._rotary.at(batch.positions))
-        residual = x[0].float()
-        turned, value = self._segments.entry([residual, cos, sin, *self._weights.entry])
+        residual, turned, value = self._segments.entry([x[0], cos, sin, *self._weights.entry])
         segment, last = self._segments.layers, len(self._runs) - 1
         places = _Places(batch.spans[0])
         if not self._storages:
@@ -105,8 +103,9 @@ class CompiledDecoder:
             inputs = [turned, value, residual, cos, sin, *stored, *where, *weights]
             if number < last:
                 residual, turned, value = segment(inputs)
-        (residual,) = self._segments.last(inputs)
-        return residual.to(x.dtype).unsqueeze(0)
+        (out,) = self._segments.last(inputs)
+        # A copy: the package writes its next result into the same memory.
+        return out.unsqueeze(0).clone()
 
     def _storage(self, run: slice, caches: Sequence[LayerCache]) -> _RunStorage | None:
         """What the layers of ``run`` keep, None when a segment is given a copy."""
@@ -157,12 +156,12 @@ class _Places:
     def _place(self, skipped: int, storage: Storage) -> Where:
         length, size = self._span.seq_len, storage.piece
         per_block = storage.block_size // size
-        blocks = torch.tensor(self._span.block_table[: -(-length // storage.block_size)])
-        pieces = blocks[:, None] * per_block + torch.arange(per_block)
-        used, start = pieces.view(-1)[skipped // size : -(-length // size)], skipped % size
-        if used.shape[0] < MIN_LENGTH:
-            used, start = torch.cat((torch.tensor([NULL_BLOCK]), used)), start + size
-        return (used, *place(start, length - skipped))
+        blocks = self._span.block_table[: -(-length // storage.block_size)]
+        pieces = [block * per_block + at for block in blocks for at in range(per_block)]
+        used, start = pieces[skipped // size : -(-length // size)], skipped % size
+        if len(used) < MIN_LENGTH:
+            used, start = [NULL_BLOCK, *used], start + size
+        return (int_tensor(used), *place(start, length - skipped))
 
 
 def _copies(

@@ -68,8 +68,8 @@ class DecodeSegment(torch.nn.Module):
                 ``compiled_decoder``.
 
         Returns:
-            The residual float32 [E]; but for the model's last layer also turned queries and keys
-            [Q + H, D] and values [H, D] in the activation dtype.
+            The residual float32 [E], turned queries and keys [Q + H, D] and values [H, D], both in
+            the activation dtype; after the model's last layer its output alone, [E] in that dtype.
         """
         turned, value, residual, cos, sin = state
         out: tuple[torch.Tensor, ...] = (residual, turned, value)
@@ -95,7 +95,7 @@ def _layer(
     gate, up = both[: shape.intermediate_size], both[shape.intermediate_size :]
     x = x + _linear(shape.down_proj, feed, torch.nn.functional.silu(gate) * up)
     if shape.following is None:
-        return (x,)
+        return (x.to(cos.dtype),)
     return (x, *_enter(shape.following, feed, x, (cos, sin)))
 
 
@@ -136,10 +136,12 @@ class DecodeEntry(torch.nn.Module):
 
     def forward(
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, weights: Sequence[torch.Tensor]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """``x`` float32 [E] to turned queries and keys [Q + H, D] and values [H, D], in the dtype
-        of ``cos`` and ``sin`` [D]; ``weights``: the norm's, the projection's, the head norms'."""
-        return _enter(self.shape, iter(weights), x, (cos, sin))
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """``x`` [E] to itself in float32, turned queries and keys [Q + H, D] and values [H, D], all
+        else in the dtype of ``cos`` and ``sin`` [D]; ``weights``: the norm's, the projection's, the
+        head norms'."""
+        x = x.float()
+        return (x, *_enter(self.shape, iter(weights), x, (cos, sin)))
 
 
 class DecodeHead(torch.nn.Module):
