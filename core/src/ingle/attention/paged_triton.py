@@ -151,12 +151,12 @@ def most_registers(
     """A thread's registers to ask the assembler for, or None for its own choice.
 
     Left to itself it holds the larger kernels to 128 or 168 registers a thread, for more resident
-    warps, and spills a few; asked for all 255 it does not (docs/kernels.md). Heads of 64 are among
-    the larger: their decode steps have two warps, not four.
+    warps, and spills a few; asked for all 255 it does not (docs/kernels.md). Decode steps of heads
+    of 64, which have two warps, and of 256 are among the larger: e4m3 spills on sm_90.
     """
     is_decode, is_bounded = config.splits > 1, bool(softmax.window) or softmax.softcap is not None
     is_whole = head_dim == padded(head_dim) and cache_block >= config.block_tokens
-    is_light = is_decode and is_whole and not is_bounded and config.num_warps > 2
+    is_light = head_dim == 128 and is_decode and is_whole and not is_bounded
     return None if is_light else 255
 
 
