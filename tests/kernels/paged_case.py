@@ -85,7 +85,8 @@ class Problem:
     def config(self) -> PagedConfig:
         case = self.case
         if case.new > 1:
-            return prompt_config(case.head_dim, case.block_size)
+            is_large = "int4" in case.formats
+            return prompt_config(case.head_dim, case.block_size, is_large=is_large)
         return decode_config(case.head_dim, case.group, case.splits)
 
     def kernel(self, config: PagedConfig | None = None) -> torch.Tensor:

@@ -196,7 +196,9 @@ def attention(
 ) -> Variant:
     """32 query heads on 8, pages of 256, as the engine launches it; unless changed."""
     page = changes.get("PAGE", 256)
-    config = prompt_config(head_dim, page) if prompt else decode_config(head_dim, 4, 8)
+    config = decode_config(head_dim, 4, 8)
+    if prompt:
+        config = prompt_config(head_dim, page, is_large=form == "int4")
     name = f"{form}, D {head_dim}, {dtype}" + (", prompt" if prompt else "")
     name += "".join(f", {key.lower()} {value}" for key, value in changes.items())
     k, k_read, k_meta = _side(form, head_dim, False, by_card, f"*{dtype}")

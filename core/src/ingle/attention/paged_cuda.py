@@ -97,7 +97,8 @@ class PagedCUDAAttention:
             config = self.scratch.config(programs, rows.shape[-1], group)
             self._launch(rows, pages, plan.decodes, config, out)
         if plan.prompts is not None:
-            config = prompt_config(rows.shape[-1], pages.block_size)
+            is_large = pages.k.large_tiles or pages.v.large_tiles
+            config = prompt_config(rows.shape[-1], pages.block_size, is_large=is_large)
             self._launch(rows, pages, plan.prompts, config, out)
         back = cache.v_store.rotation
         return turned(out, None if back is None else back.T).flatten(1)

@@ -127,15 +127,15 @@ def decode_config(head_dim: int, group: int, splits: int) -> PagedConfig:
     )
 
 
-def prompt_config(head_dim: int, cache_block: int) -> PagedConfig:
-    """For prompts, over blocks of ``cache_block`` tokens.
+def prompt_config(head_dim: int, cache_block: int, *, is_large: bool = False) -> PagedConfig:
+    """For prompts, over blocks of ``cache_block`` tokens; ``is_large``: a side is ``large_tiles``.
 
-    A tile that is longer than a block looks each token's block up, which takes registers that heads
-    of 65 to 128 do not leave (some spilled on sm_80 and sm_120): half as many rows then go to half
-    as many warps, for the same instructions per row.
+    A tile that is longer than a block looks each token's block up. Neither that nor large tiles
+    leave heads of 65 to 128 enough registers (int4 spilled): half as many rows then go to half as
+    many warps.
     """
     tokens = 32
-    is_tight = cache_block < tokens and 64 < head_dim <= 128
+    is_tight = 64 < head_dim <= 128 and (is_large or cache_block < tokens)
     return PagedConfig(
         block_tokens=tokens,
         block_rows=32 if is_tight or head_dim > 128 else 64,

@@ -91,7 +91,9 @@ class IntStore(KVStore):
         geometry = self.geometry
         has_assembly = self._codes.is_cuda and torch.version.cuda is not None
         meta = (geometry.num_kv_heads, geometry.side == "v", self.scales.shape[-1], has_assembly)
-        return PagedSide(tensors=(self._codes, self._scales), meta=meta)
+        return PagedSide(
+            tensors=(self._codes, self._scales), meta=meta, large_tiles=self.rotation is not None
+        )
 
     def compiled(self) -> CompiledSide | None:
         """Codes and scales on a CPU, see ``kv_int_compiled``; else None."""

@@ -50,12 +50,15 @@ class PagedSide:
         write_meta: ``META`` of ``triton_write`` where it is another; None: ``meta``.
         write_turns: Whether ``triton_write`` multiplies by the store's ``rotation`` itself. If not,
             a store that has one is written by ``KVCacheFormat.write``.
+        large_tiles: Whether ``triton_read`` takes many registers, so that prompts are to go in
+            tiles of fewer rows.
     """
 
     tensors: tuple[torch.Tensor, ...]
     meta: tuple[Any, ...] = ()
     write_meta: tuple[Any, ...] | None = None
     write_turns: bool = False
+    large_tiles: bool = False
 
 
 Rows = tuple["torch.Tensor", ...]
