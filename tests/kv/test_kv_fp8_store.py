@@ -339,11 +339,12 @@ def test_only_keys_whose_scales_were_measured_are_turned() -> None:
     keys, values, unmeasured = (store_of(form, side=side) for side in ("k", "v", "k"))
     for store in (keys, values):
         form.observe(store, random_rows(5))
-    assert [store.rotation is not None for store in (keys, values, unmeasured)] == [
-        True,
-        False,
-        False,
-    ]
+    assert keys.rotation is not None
+    assert values.rotation is None
+    assert unmeasured.rotation is None
+    other = store_of(form)
+    form.observe(other, random_rows(2))
+    assert other.rotation is keys.rotation
 
 
 def test_scales_of_the_checkpoint_are_not_measured_again() -> None:

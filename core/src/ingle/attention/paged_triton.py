@@ -151,11 +151,13 @@ def most_registers(
     """A thread's registers to ask the assembler for, or None for its own choice.
 
     Left to itself it holds the larger kernels to 128 or 168 registers a thread, for more resident
-    warps, and spills a few; asked for all 255 it does not (docs/kernels.md).
+    warps, and spills a few; asked for all 255 it does not (docs/kernels.md). Heads of 64 are among
+    the larger: their decode steps have two warps, not four.
     """
     is_decode, is_bounded = config.splits > 1, bool(softmax.window) or softmax.softcap is not None
     is_whole = head_dim == padded(head_dim) and cache_block >= config.block_tokens
-    return None if is_decode and is_whole and not is_bounded else 255
+    is_light = is_decode and is_whole and not is_bounded and config.num_warps > 2
+    return None if is_light else 255
 
 
 def padded(size: int) -> int:

@@ -168,6 +168,9 @@ class Fp8Format(KVCacheFormat):
 
     codec: ClassVar[Codec]
 
+    def __init__(self) -> None:
+        self._rotations: dict[tuple[int, str], torch.Tensor] = {}
+
     def bytes_per_block(self, geometry: KVCacheGeometry) -> int:
         """One byte per number; scales belong to the layer, not to a block."""
         return geometry.num_kv_heads * geometry.block_size * geometry.head_dim
@@ -205,7 +208,7 @@ class Fp8Format(KVCacheFormat):
         if fp8.has_checkpoint_scale or x.shape[0] == 0:
             return
         if fp8.geometry.side == "k" and not fp8.is_written:
-            fp8.rotation = hadamard(fp8.geometry.head_dim, str(fp8.codes.device))
+            fp8.rotation = self._rotation(fp8.geometry.head_dim, str(fp8.codes.device))
         finite = fp8.turned(torch.where(x.isfinite(), x.float(), 0.0))
         largest = finite.abs().amax((0, 2))
         # on a grid, so that the last bits of a number decide nothing
@@ -222,6 +225,13 @@ class Fp8Format(KVCacheFormat):
             best = torch.where((error < least) & (largest > 0), scale, best)
             least = torch.minimum(error, least)
         fp8.set_scale(best)
+
+    def _rotation(self, dim: int, device: str) -> torch.Tensor:
+        """``hadamard(dim)``, one for all layers, so that it stays in a processor's cache."""
+        key = dim, device
+        if key not in self._rotations:
+            self._rotations[key] = hadamard(dim, device)
+        return self._rotations[key]
 
     def write(self, store: KVStore, x: torch.Tensor, slot_mapping: torch.Tensor) -> None:
         """Encodes ``x [T, H, D]`` into the slots; of one slot's writes the last one counts."""
