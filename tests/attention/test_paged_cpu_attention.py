@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Literal
+
 import pytest
 import torch
 
@@ -10,15 +13,27 @@ from ingle.attention.metadata import ForwardBatch, SequenceSpan, consecutive_sta
 from ingle.attention.paged_cpu import PagedCPUAttention
 from ingle.attention.reference import ReferenceAttention, attend
 from ingle.attention.softcapped import SoftcappedAttention
+from ingle.builtin.kv_int_formats import Int4KVCache
 from ingle.builtin.kv_native import NativeKVCache
-from ingle.plugin import DeviceInfo, KVCacheGeometry
+from ingle.plugin import DeviceInfo, KVCacheFormat, KVCacheGeometry
+from ingle_kv_fp8.format import Fp8E4M3Format
 
 BLOCK = 16
+SIDES: tuple[Literal["k"], Literal["v"]] = ("k", "v")
 
 
-def make_cache(num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> LayerCache:
-    form = NativeKVCache()
-    stores = [
+TURNING: Mapping[str, type[KVCacheFormat]] = {
+    form.name: form for form in (NativeKVCache, Int4KVCache, Fp8E4M3Format)
+}
+
+
+def make_cache(
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    forms: tuple[KVCacheFormat, KVCacheFormat] = (NativeKVCache(), NativeKVCache()),
+) -> LayerCache:
+    k, v = (
         form.allocate(
             KVCacheGeometry(
                 side=side,
@@ -30,9 +45,9 @@ def make_cache(num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> LayerCac
             64,
             DeviceInfo(type="cpu"),
         )
-        for side in ("k", "v")
-    ]
-    return LayerCache(k_format=form, v_format=form, k_store=stores[0], v_store=stores[1])
+        for form, side in zip(forms, SIDES, strict=True)
+    )
+    return LayerCache(k_format=forms[0], v_format=forms[1], k_store=k, v_store=v)
 
 
 def fill(cache: LayerCache, blocks: list[int], length: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -80,6 +95,25 @@ def test_attention_equals_the_reference(
     found = PagedCPUAttention(0.17, window)(query, cache, batch)
     wanted = ReferenceAttention(0.17, window)(query, cache, batch)
     torch.testing.assert_close(found, wanted, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("names", ["fp8_e4m3,auto", "int4,int4", "auto,int4"])
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (40, None), (None, 5.0)])
+@pytest.mark.parametrize(("num_new", "length"), [(1, 77), (30, 130)])
+def test_caches_that_store_turned_numbers_equal_the_reference(
+    num_new: int, length: int, window: int | None, softcap: float | None, names: str
+) -> None:
+    torch.manual_seed(length)
+    forms = [TURNING[name]() for name in names.split(",")]
+    cache = make_cache(2, 32, torch.float32, (forms[0], forms[1]))
+    forms[0].observe(cache.k_store, torch.randn(9, 2, 32))
+    assert cache.k_store.rotation is not None or cache.v_store.rotation is not None
+    fill(cache, SCATTERED, length)
+    query = torch.randn(num_new, 6, 32)
+    batch = batch_of(span(0, num_new, length, SCATTERED))
+    found = PagedCPUAttention(0.17, window, softcap)(query, cache, batch)
+    wanted = ReferenceAttention(0.17, window, softcap)(query, cache, batch)
+    torch.testing.assert_close(found, wanted, rtol=5e-5, atol=5e-5)
 
 
 @pytest.mark.parametrize("softcap", [0.5, 50.0, 500.0])

@@ -54,6 +54,8 @@ class Case:
     softcap: float | None = None
     splits: int = 3
     heads: int = 1
+    measured: bool = False
+    """Whether the formats have seen what they will be given, as at the engine's start."""
 
     @property
     def bound(self) -> float:
@@ -83,7 +85,7 @@ class Problem:
     def config(self) -> PagedConfig:
         case = self.case
         if case.new > 1:
-            return prompt_config(case.head_dim)
+            return prompt_config(case.head_dim, case.block_size)
         return decode_config(case.head_dim, case.group, case.splits)
 
     def kernel(self, config: PagedConfig | None = None) -> torch.Tensor:
@@ -136,7 +138,11 @@ def problem(case: Case, seed: int = 0) -> Problem:
     for length, table in zip(lengths, tables, strict=True):
         slots = torch.tensor([table[at // size] * size + at % size for at in range(length)])
         token = (length, case.heads, case.head_dim)
-        cache.write(torch.randn(token).to(case.dtype), torch.randn(token).to(case.dtype), slots)
+        key, value = torch.randn(token).to(case.dtype), torch.randn(token).to(case.dtype)
+        if case.measured and not spans:
+            cache.k_format.observe(cache.k_store, key)
+            cache.v_format.observe(cache.v_store, value)
+        cache.write(key, value, slots)
         spans.append(
             SequenceSpan(
                 start=row,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd
 from typing import Any
@@ -27,7 +27,13 @@ from ingle.builtin.kv_int_triton import read_int4, read_int8
 from ingle.builtin.kv_native_triton import read_native
 from ingle.builtin.tile_triton import tile_kernel
 from ingle.plugin.affine_decode import decode_affine
-from ingle.testing.triton_compile import ARCHITECTURES, CompileReport, compile_kernel
+from ingle.testing.triton_compile import (
+    ARCHITECTURES,
+    CompileReport,
+    compile_alike,
+    compile_kernel,
+    ptx_of,
+)
 from ingle_kv_fp8.triton_io import read_e4m3, read_e5m2
 from ingle_quant_exl2.kernel import exl2_decode_kernel
 from ingle_quant_exl2.tiles import decode_exl2
@@ -63,6 +69,29 @@ class Variant:
 
     def compile(self, arch: int) -> CompileReport:
         return compile_kernel(
+            self.kernel,
+            self.signature,
+            self.constants,
+            arch=arch,
+            num_warps=self.num_warps,
+            num_stages=self.num_stages,
+            maxnreg=self.max_registers,
+        )
+
+    def compile_alike(self, archs: Sequence[int]) -> list[CompileReport]:
+        """The same for several, see ``triton_compile.compile_alike``."""
+        return compile_alike(
+            self.kernel,
+            self.signature,
+            self.constants,
+            archs=archs,
+            num_warps=self.num_warps,
+            num_stages=self.num_stages,
+            maxnreg=self.max_registers,
+        )
+
+    def ptx(self, arch: int) -> str:
+        return ptx_of(
             self.kernel,
             self.signature,
             self.constants,
@@ -166,14 +195,15 @@ def attention(
     **changes: Any,
 ) -> Variant:
     """32 query heads on 8, pages of 256, as the engine launches it; unless changed."""
-    config = prompt_config(head_dim) if prompt else decode_config(head_dim, 4, 8)
+    page = changes.get("PAGE", 256)
+    config = prompt_config(head_dim, page) if prompt else decode_config(head_dim, 4, 8)
     name = f"{form}, D {head_dim}, {dtype}" + (", prompt" if prompt else "")
     name += "".join(f", {key.lower()} {value}" for key, value in changes.items())
     k, k_read, k_meta = _side(form, head_dim, False, by_card, f"*{dtype}")
     v, v_read, v_meta = _side(form, head_dim, True, by_card, f"*{dtype}")
     constants = {
         "K_READ": k_read, "K_META": k_meta, "V_READ": v_read, "V_META": v_meta, "HQ": 32, "HK": 8,
-        "D": head_dim, "DP": padded(head_dim), "PAGE": 256, "BM": config.block_rows,
+        "D": head_dim, "DP": padded(head_dim), "PAGE": page, "BM": config.block_rows,
         "BN": config.block_tokens, "SPLITS": config.splits, "STAGES": config.num_stages,
         "WINDOW": 0, "SOFTCAP": False,
     }  # fmt: skip

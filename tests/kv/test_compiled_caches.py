@@ -16,16 +16,12 @@ from ingle.engine.decode_compiler import DecodeCompiler
 from ingle.engine.engine_core import EngineCore
 from ingle.engine.model_runner import ModelRunner
 from ingle.engine.step import ScheduledRequest
-from ingle.model.compiled_decoder import (
-    CompiledDecoder,
-    Segments,
-    segment_shapes,
-    segment_weights,
-)
-from ingle.model.decode_segment import DecodeEntry, DecodeHead, DecodeSegment
+from ingle.model.compiled_decoder import CompiledDecoder
 from ingle.model.decoder import Decoder
 from ingle.model.segment_cache import cache_sides
+from ingle.model.segment_plan import segment_shapes
 from ingle.request import SamplingParams
+from ingle.testing.eager_segments import eager_decoder
 
 BLOCKS = [3, 1, 2, 4]
 CACHES = ["int8", "int4", "fp8_e4m3", "fp8_e5m2", "k=auto,v=int8", "k=int8,v=int4", "fixed16"]
@@ -80,42 +76,6 @@ def step(runner: ModelRunner, token_ids: list[int], start: int) -> torch.Tensor:
         return runner.model.logits(hidden)
 
 
-class Uncompiled:
-    """A segment's function run eagerly."""
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        self._module = module
-
-    def __call__(self, inputs: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        module = self._module
-        if isinstance(module, DecodeSegment):
-            feed, sides = iter(inputs), (module.shape.k_side, module.shape.v_side)
-            state = tuple(next(feed) for _ in range(5))
-            stored = [tuple(next(feed) for _ in side.tensors) for side in sides]
-            constants = [tuple(next(feed) for _ in side.constants) for side in sides]
-            places = [next(feed) for _ in range(3)]
-            out = module(state, (*stored, *constants, *places), tuple(feed))
-        elif isinstance(module, DecodeEntry):
-            out = module(*inputs[:3], tuple(inputs[3:]))
-        else:
-            out = module(inputs[0], tuple(inputs[1:]))
-        return (out,) if isinstance(out, torch.Tensor) else out
-
-
-def uncompiled(runner: ModelRunner, model: Decoder) -> CompiledDecoder:
-    sides = cache_sides(runner.caches)
-    shapes = segment_shapes(model, 16, sides)
-    assert shapes is not None
-    segments = Segments(
-        entry=Uncompiled(DecodeEntry(shapes.entry)),  # type: ignore[arg-type]
-        layer=Uncompiled(DecodeSegment(shapes.layer)),  # type: ignore[arg-type]
-        last=Uncompiled(DecodeSegment(shapes.last)),  # type: ignore[arg-type]
-        head=Uncompiled(DecodeHead(shapes.head)),  # type: ignore[arg-type]
-    )
-    weights = segment_weights(model)
-    return CompiledDecoder(model, segments, weights, in_place=sides is not None)
-
-
 def relative_error(found: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((found.float() - wanted.float()).norm() / wanted.float().norm())
 
@@ -131,7 +91,7 @@ def test_a_step_computes_and_stores_what_the_layers_do(
     wanted += [step(runner, token_ids[: at + 1], at) for at in range(20, len(token_ids))]
     held = stored(runner, len(token_ids))
     step(runner, token_ids[:20], 0)
-    runner.model = uncompiled(runner, model)
+    runner.model = eager_decoder(runner, model)
     found = [step(runner, token_ids[: at + 1], at) for at in range(20, len(token_ids))]
     bound = 0.05 if "int4" in cache else 2e-2
     assert relative_error(torch.cat(found), torch.cat(wanted[1:])) < bound

@@ -232,7 +232,7 @@ def test_stored_is_the_rounded_quotient_and_read_is_the_product(form: Fp8Format)
 def test_measuring_leaves_room_and_rounds_as_well_as_any_scale_of_the_octave(
     form: Fp8Format,
 ) -> None:
-    store = store_of(form, dtype=torch.float32)
+    store = store_of(form, side="v", dtype=torch.float32)
     x = random_rows(10).float()
     x[4, 0, 3], x[2, 1, 7] = -1000.0, 0.01
     x[:, 1] *= 0.001
@@ -259,7 +259,7 @@ def test_measuring_leaves_room_and_rounds_as_well_as_any_scale_of_the_octave(
 
 
 def test_measuring_leaves_out_what_is_not_a_number_and_heads_of_zeros() -> None:
-    store = store_of(FORMATS[0])
+    store = store_of(FORMATS[0], side="v")
     x = torch.zeros(4, HEADS, DIM)
     x[0, 0, :4] = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.448])
     FORMATS[0].observe(store, x.bfloat16())
@@ -270,11 +270,89 @@ def test_measuring_leaves_out_what_is_not_a_number_and_heads_of_zeros() -> None:
     assert store.scale.flatten().tolist()[1] == 1.0
 
 
+def sylvester(dim: int) -> torch.Tensor:
+    """float64 [dim, dim]: the sign is the parity of the bits that row and column share, within
+    each run of the largest power of two that divides ``dim``."""
+    part = dim & -dim
+    rows = [[(-1.0) ** (i & j).bit_count() for j in range(part)] for i in range(part)]
+    whole = torch.block_diag(*[torch.tensor(rows, dtype=torch.float64)] * (dim // part))
+    return whole / part**0.5
+
+
+@pytest.mark.parametrize("dim", [16, 48, 64, 80])
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
+def test_measured_keys_are_stored_turned_and_read_as_they_were(form: Fp8Format, dim: int) -> None:
+    store = store_of(form, head_dim=dim, dtype=torch.float32)
+    x = random_rows(BLOCK, seed=5, dim=dim).float()
+    x[..., 3] *= 50
+    form.observe(store, x)
+    form.write(store, x, torch.arange(BLOCK))
+    turned = x.double() @ sylvester(dim)
+    scales = store.scale.view(1, HEADS, 1).double()
+    wanted = form.codec.encode(turned / scales)
+    codes = store.codes[:, 0].transpose(0, 1)
+    apart = (codes.int() - wanted.int()).abs()
+    assert apart.max() <= 1  # float32 sums may fall on the other side of a middle
+    assert (apart > 0).float().mean() < 0.002
+    table = torch.tensor([0])
+    stored = form.gather_stored(store, table, BLOCK).transpose(0, 1).double()
+    wanted = form.codec.decode(codes).double() * scales
+    torch.testing.assert_close(stored, wanted, rtol=1e-6, atol=0)
+    found = form.gather(store, table, BLOCK).transpose(0, 1).double()
+    torch.testing.assert_close(found, stored @ sylvester(dim), rtol=0, atol=1e-5 * 50)
+    assert (found - x.double()).norm() / x.double().norm() < form.max_relative_error["float32"]
+
+
+def test_turning_keeps_logits_that_a_few_dimensions_decide() -> None:
+    x, query = (random_rows(BLOCK, seed=seed, dim=64).float() for seed in (8, 9))
+    for rows in (x, query):
+        rows[..., 5] *= 12
+        rows[..., 40] *= 8
+    wanted = torch.einsum("thd,shd->hts", query, x)
+    errors = []
+    for is_measured in (False, True):
+        store = store_of(FORMATS[0], head_dim=64, dtype=torch.float32)
+        if is_measured:
+            FORMATS[0].observe(store, x)
+        FORMATS[0].write(store, x, torch.arange(BLOCK))
+        keys = FORMATS[0].gather(store, torch.tensor([0]), BLOCK)
+        errors.append(float((torch.einsum("thd,hsd->hts", query, keys) - wanted).norm()))
+    assert errors[1] < 0.6 * errors[0]
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
+def test_what_is_turned_saturates_and_only_nan_becomes_nan(form: Fp8Format) -> None:
+    store = store_of(form)
+    form.observe(store, random_rows(4))
+    x = random_rows(3, seed=2)
+    x[0, 0, 3], x[0, 0, 4], x[1, 1, 2] = float("inf"), -float("inf"), float("nan")
+    form.write(store, x, torch.arange(3))
+    found = form.gather_stored(store, torch.tensor([0]), 3).transpose(0, 1)
+    assert found[1, 1].isnan().all()
+    assert found.isnan().sum() == DIM
+    top = form.codec.largest * store.scale[0].item()
+    assert found[0, 0].float().abs().max() == pytest.approx(top, rel=0.01)
+
+
+def test_only_keys_whose_scales_were_measured_are_turned() -> None:
+    form = FORMATS[0]
+    keys, values, unmeasured = (store_of(form, side=side) for side in ("k", "v", "k"))
+    for store in (keys, values):
+        form.observe(store, random_rows(5))
+    assert keys.rotation is not None
+    assert values.rotation is None
+    assert unmeasured.rotation is None
+    other = store_of(form)
+    form.observe(other, random_rows(2))
+    assert other.rotation is keys.rotation
+
+
 def test_scales_of_the_checkpoint_are_not_measured_again() -> None:
     store = store_of(FORMATS[0])
     FORMATS[0].load_scales(store, LAYER, scale_file(k_scale=0.5))
     FORMATS[0].observe(store, random_rows(3) * 100)
     assert store.scale.flatten().tolist() == [0.5]
+    assert store.rotation is None
 
 
 def test_a_scale_cannot_change_once_something_is_stored() -> None:
@@ -282,6 +360,7 @@ def test_a_scale_cannot_change_once_something_is_stored() -> None:
     FORMATS[0].write(store, random_rows(1), torch.tensor([9]))
     with pytest.raises(PluginError, match="before the first write"):
         FORMATS[0].observe(store, random_rows(3))
+    assert store.rotation is None
     with pytest.raises(PluginError, match="before the first write"):
         FORMATS[0].load_scales(store, LAYER, scale_file(k_scale=0.5))
 

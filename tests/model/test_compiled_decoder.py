@@ -18,25 +18,26 @@ from ingle.engine.engine import build_engine_core
 from ingle.engine.engine_core import EngineCore
 from ingle.engine.model_runner import ModelRunner
 from ingle.engine.step import ScheduledRequest
-from ingle.model.compiled_decoder import (
-    CompiledDecoder,
-    Segments,
-    SegmentShapes,
-    segment_shapes,
-    segment_weights,
-)
-from ingle.model.decode_segment import DecodeEntry, DecodeHead, DecodeSegment
 from ingle.model.decoder import Decoder
+from ingle.model.segment_cache import cache_sides
 from ingle.model.segment_package import (
     command,
     example_state,
     example_weights,
     load_package,
     package_path,
+    segment_module,
+)
+from ingle.model.segment_plan import (
+    SegmentShapes,
+    layers_at_once,
+    segment_shapes,
+    segment_weights,
 )
 from ingle.model.segment_shape import as_json, read_shape
 from ingle.plugin import KVStore
 from ingle.request import SamplingParams
+from ingle.testing.eager_segments import eager_decoder
 
 
 def save_tiny(folder: Path, demo_model_dir: Path, **options: object) -> Path:
@@ -107,40 +108,6 @@ def step(
         return runner.model.logits(hidden)
 
 
-class Uncompiled:
-    """A segment's function run eagerly: what the compiler is given."""
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        self._module = module
-
-    def __call__(self, inputs: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        module = self._module
-        if isinstance(module, DecodeSegment):
-            feed, sides = iter(inputs), (module.shape.k_side, module.shape.v_side)
-            state = tuple(next(feed) for _ in range(5))
-            stored = (tuple(next(feed) for _ in side.tensors) for side in sides)
-            constants = (tuple(next(feed) for _ in side.constants) for side in sides)
-            cache = (*stored, *constants, *(next(feed) for _ in range(3)))
-            out = module(state, cache, tuple(feed))
-        elif isinstance(module, DecodeEntry):
-            out = module(*inputs[:3], tuple(inputs[3:]))
-        else:
-            out = module(inputs[0], tuple(inputs[1:]))
-        return (out,) if isinstance(out, torch.Tensor) else out
-
-
-def uncompiled(model: Decoder) -> CompiledDecoder:
-    shapes = segment_shapes(model, 16)
-    assert shapes is not None
-    segments = Segments(
-        entry=Uncompiled(DecodeEntry(shapes.entry)),  # type: ignore[arg-type]
-        layer=Uncompiled(DecodeSegment(shapes.layer)),  # type: ignore[arg-type]
-        last=Uncompiled(DecodeSegment(shapes.last)),  # type: ignore[arg-type]
-        head=Uncompiled(DecodeHead(shapes.head)),  # type: ignore[arg-type]
-    )
-    return CompiledDecoder(model, segments, segment_weights(model))
-
-
 def relative_error(found: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((found - wanted).norm() / wanted.norm())
 
@@ -155,7 +122,7 @@ def test_segments_compute_what_the_layers_compute(
     assert isinstance(model, Decoder)
     token_ids = list(range(20, 50))
     wanted = step(runner, token_ids, 0, blocks)
-    runner.model = uncompiled(model)
+    runner.model = eager_decoder(runner, model)
     found = [step(runner, token_ids[:1], 0, blocks)]
     found += [step(runner, token_ids[: at + 1], at, blocks) for at in range(1, len(token_ids))]
     assert relative_error(torch.cat(found), wanted) < 1.5e-2
@@ -173,7 +140,7 @@ def test_a_segment_writes_the_cache_as_the_layers_do(tmp_path: Path, demo_model_
     wanted = [store.tensors()["data"].clone() for store in stores(runner)]
     for store in stores(runner):
         store.tensors()["data"].zero_()
-    runner.model = uncompiled(model)
+    runner.model = eager_decoder(runner, model)
     for at in range(len(token_ids)):
         step(runner, token_ids[: at + 1], at, IN_ORDER)
     for store, before in zip(stores(runner), wanted, strict=True):
@@ -235,7 +202,7 @@ def test_segments_know_windows_biases_head_norms_and_factors(
     assert isinstance(model, Decoder)
     token_ids = list(range(20, 50))
     wanted = step(runner, token_ids, 0)
-    runner.model = uncompiled(model)
+    runner.model = eager_decoder(runner, model)
     found = [step(runner, token_ids[: at + 1], at) for at in range(len(token_ids))]
     assert relative_error(torch.cat(found), wanted) < 1.5e-2
 
@@ -250,9 +217,20 @@ def test_float32_and_enforce_eager_compile_nothing(tmp_path: Path, demo_model_di
 def wanted_shapes(core: EngineCore) -> SegmentShapes:
     assert isinstance(core.runner, ModelRunner)
     assert isinstance(core.runner.model, Decoder)
-    shapes = segment_shapes(core.runner.model, 16)
+    shapes = segment_shapes(core.runner.model, 16, cache_sides(core.runner.caches))
     assert shapes is not None
     return shapes
+
+
+@pytest.mark.parametrize("num_layers", [2, 3, 16, 24, 28, 30, 32, 36, 61, 80])
+def test_few_calls_take_all_the_layers_and_few_of_them_are_compiled(num_layers: int) -> None:
+    at_once, at_end = layers_at_once(num_layers)
+    calls, rest = divmod(num_layers - at_end, at_once)
+    assert rest == 0
+    assert calls >= 1
+    assert 1 <= at_end <= at_once
+    assert at_once + at_end <= 16
+    assert calls + 1 <= max(2, -(-num_layers // 5))
 
 
 def test_a_damaged_package_is_not_used(tmp_path: Path, demo_model_dir: Path) -> None:
@@ -291,16 +269,16 @@ def test_packages_are_built_once_and_give_the_same_logits(
 def test_examples_are_what_the_functions_take(tmp_path: Path, demo_model_dir: Path) -> None:
     folder = save_family(tmp_path, demo_model_dir, "Qwen3Config", attention_bias=True)
     shapes = wanted_shapes(open_core(folder))
-    assert DecodeEntry(shapes.entry)(*example_state(shapes.entry), example_weights(shapes.entry))
-    for shape in (shapes.layer, shapes.last):
-        assert DecodeSegment(shape)(*example_state(shape), example_weights(shape))
-    logits = DecodeHead(shapes.head)(*example_state(shapes.head), example_weights(shapes.head))
+    for shape in (shapes.entry, shapes.layers, shapes.last):
+        assert segment_module(shape)(*example_state(shape), example_weights(shape))
+    head = shapes.head
+    logits = segment_module(head)(*example_state(head), example_weights(head))
     assert logits.shape == (PLAIN["vocab_size"],)
 
 
 def test_shapes_survive_the_way_to_the_compiler(tmp_path: Path, demo_model_dir: Path) -> None:
     shapes = wanted_shapes(open_core(save_tiny(tmp_path, demo_model_dir)))
-    for shape in (shapes.entry, shapes.layer, shapes.last, shapes.head):
+    for shape in (shapes.entry, shapes.layers, shapes.last, shapes.head):
         assert read_shape(json.loads(json.dumps(as_json(shape)))) == shape
 
 

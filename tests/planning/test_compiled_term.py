@@ -12,8 +12,8 @@ import transformers
 from ingle.config import EngineConfig
 from ingle.engine.engine import build_engine_core
 from ingle.engine.fit_inputs import ask, this_machine
-from ingle.model.compiled_decoder import extra_bytes, segment_shapes
 from ingle.model.decoder import Decoder
+from ingle.model.segment_plan import extra_bytes, segment_shapes
 from ingle.registry.loader import load_plugins
 
 SIZES: dict[str, Any] = {

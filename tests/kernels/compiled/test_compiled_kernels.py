@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from variants import Variant, cell, every_attention, full_variants, quick_variants
 
-from ingle.testing.triton_compile import ARCHITECTURES, CompileReport
+from ingle.testing.triton_compile import ALIKE, ARCHITECTURES, CompileReport, retargeted
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "kernels.md"
 
@@ -88,10 +88,32 @@ def test_what_the_assembler_would_spill_by_itself_it_does_not(name: str) -> None
 
 @pytest.mark.slow
 @pytest.mark.skipif(not os.environ.get("INGLE_KERNELS_FULL"), reason="make test-kernels-full")
-@pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("index", range(len(every_attention(80))))
-def test_no_attention_kernel_spills(index: int, arch: int) -> None:
-    variant = every_attention(arch)[index]
-    report = variant.compile(arch)
-    assert report.spill_bytes == 0, variant.name
-    assert report.shared_bytes <= report.shared_limit_bytes, variant.name
+def test_no_attention_kernel_spills(index: int) -> None:
+    for archs in alike(index):
+        variant = every_attention(archs[0])[index]
+        for report in variant.compile_alike(archs):
+            assert report.spill_bytes == 0, (variant.name, report.arch)
+            assert report.shared_bytes <= report.shared_limit_bytes, (variant.name, report.arch)
+
+
+def alike(index: int) -> list[tuple[int, ...]]:
+    """The architectures, those together that are given the same code."""
+    groups: dict[str, tuple[int, ...]] = {}
+    for arch in ARCHITECTURES:
+        constants = every_attention(arch)[index].constants
+        key = str(constants) if arch in ALIKE else str(arch)
+        groups[key] = (*groups.get(key, ()), arch)
+    assert sum(map(len, groups.values())) == len(ARCHITECTURES)
+    return list(groups.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("index", range(0, len(every_attention(80)), 53))
+def test_what_is_compiled_once_for_several_cards_is_the_same_code(index: int) -> None:
+    (archs, *_) = alike(index)
+    variant = every_attention(80)[index]
+    first, *others = (variant.ptx(arch) for arch in archs)
+    assert others
+    for arch, ptx in zip(archs[1:], others, strict=True):
+        assert ptx == retargeted(first, arch)

@@ -90,6 +90,21 @@ def test_every_combination_equals_the_reference(case: Case) -> None:
     assert problem(case).error() < case.bound
 
 
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(head_dim=64, group=3, formats="fp8_e4m3", dtype=torch.bfloat16, measured=True),
+        Case(head_dim=80, group=2, new=20, formats="fp8_e5m2,auto", measured=True),
+        Case(head_dim=64, formats="fp8_e4m3,int4", window=40, softcap=5.0, measured=True),
+    ],
+    ids=name_of,
+)
+def test_caches_that_were_measured_equal_the_reference(case: Case) -> None:
+    one = problem(case)
+    assert one.cache.k_store.rotation is not None
+    assert one.error() < case.bound
+
+
 @pytest.mark.parametrize("new", [1, 3])
 def test_the_native_cache_equals_torch_in_float64(new: int) -> None:
     case = Case(head_dim=64, group=4, length=150, new=new, heads=2)

@@ -11,9 +11,11 @@ from interpreted_device import CARD
 from paged_case import FORMATS
 
 from ingle.attention.layer_cache import LayerCache
+from ingle.attention.paged_triton import padded
 from ingle.attention.paged_write import rotate_and_write
 from ingle.model.rotary import rotate
 from ingle.plugin import KVCacheGeometry
+from ingle.plugin.hadamard_triton import turn_tile
 from ingle_kv_fp8.codec import E4M3, E5M2, Codec
 from ingle_kv_fp8.triton_io import decode_e4m3, decode_e5m2, encode_e4m3, encode_e5m2
 
@@ -100,6 +102,8 @@ def cache_of(names: tuple[str, str], dim: int, dtype: torch.dtype) -> LayerCache
         (("fp8_e4m3", "fp8_e5m2"), 64, torch.bfloat16),
         (("int8", "auto"), 80, torch.float16),
         (("int8", "fp8_e4m3"), 128, torch.bfloat16),
+        (("fp8_e4m3", "int8"), 80, torch.float16),
+        (("fp8_e5m2", "auto"), 192, torch.bfloat16),
     ],
 )
 def test_rotating_and_writing_at_once_stores_what_two_steps_store(
@@ -123,7 +127,52 @@ def test_rotating_and_writing_at_once_stores_what_two_steps_store(
     assert torch.equal(query, turned[:, :3])
     for one, other in ((fused.k_store, plain.k_store), (fused.v_store, plain.v_store)):
         for name, tensor in one.tensors().items():
-            assert torch.equal(tensor, other.tensors()[name]), name
+            apart = (tensor.float() - other.tensors()[name].float()).abs()
+            # sums for the rotation come in another order, and may end on the other side of a middle
+            assert apart.max() <= (0 if one.rotation is None else 1), name
+            assert (apart > 0).float().mean() < 0.002, name
+
+
+@triton.jit
+def turn_kernel(x, out, D: tl.constexpr, DP: tl.constexpr):
+    dim, row = tl.arange(0, DP)[:, None], tl.arange(0, 2)[None, :]
+    tile = tl.load(x + row * D + dim, mask=dim < D, other=0.0)
+    tl.store(out + row * DP + dim, turn_tile(tile, D))
+
+
+@pytest.mark.parametrize("dim", [16, 48, 64, 80, 96, 112, 128, 192, 256])
+def test_butterflies_multiply_by_the_matrix(dim: int) -> None:
+    x = torch.randn(2, dim)
+    out = torch.full((2, padded(dim)), float("nan"))
+    turn_kernel[(1,)](x, out, dim, padded(dim))
+    part = dim & -dim
+    signs = torch.tensor(
+        [[(-1.0) ** (i & j).bit_count() for j in range(part)] for i in range(part)]
+    )
+    wanted = x.double().view(2, -1, part) @ (signs.double() / part**0.5)
+    torch.testing.assert_close(out[:, :dim].double(), wanted.flatten(1), rtol=0, atol=2e-6)
+    assert not out[:, dim:].any()
+
+
+@pytest.mark.parametrize("name", ["fp8_e4m3", "fp8_e5m2"])
+def test_turned_while_written_infinity_saturates_and_nan_stays(name: str) -> None:
+    caches = [cache_of((name, name), 64, torch.bfloat16) for _ in range(2)]
+    joined = torch.randn(3, 1 + 2 * HEADS, 64).bfloat16()
+    joined[0, 1, 7], joined[1, 2, 4] = -float("inf"), float("nan")
+    turning, value = joined[:, : 1 + HEADS], joined[:, 1 + HEADS :]
+    slots = torch.tensor([17, 30, 47])
+    for cache in caches:
+        cache.k_format.observe(cache.k_store, value)
+    assert rotate_and_write(turning, value, None, caches[0], slots) is not None
+    caches[1].write(turning[:, 1:], value, slots)
+    found, wanted = (
+        cache.k_format.gather_stored(cache.k_store, torch.arange(NUM_BLOCKS), NUM_BLOCKS * BLOCK)
+        for cache in caches
+    )
+    assert torch.equal(found.isnan(), wanted.isnan())
+    assert found[1, 30].isnan().all()
+    assert found.isnan().sum() == 64
+    assert torch.equal(found[0, 17], wanted[0, 17])
 
 
 @pytest.mark.parametrize(("name", "dim"), [("int4", 64), ("int4", 80)])

@@ -39,13 +39,29 @@ class LayerCache:
             _read(self.v_format, self.v_store, span),
         )
 
+    def read_stored(self, span: SequenceSpan) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same, each times its store's ``rotation`` where there is one."""
+        return (
+            _read(self.k_format, self.k_store, span, as_stored=True),
+            _read(self.v_format, self.v_store, span, as_stored=True),
+        )
 
-def _read(form: KVCacheFormat, store: KVStore, span: SequenceSpan) -> torch.Tensor:
-    if span.first_block is not None:
+
+def turned(x: torch.Tensor, rotation: torch.Tensor | None) -> torch.Tensor:
+    """``x`` [..., D] times ``rotation`` float32 [D, D], summed in float32."""
+    return x if rotation is None else (x.float() @ rotation).to(x.dtype)
+
+
+def _read(
+    form: KVCacheFormat, store: KVStore, span: SequenceSpan, *, as_stored: bool = False
+) -> torch.Tensor:
+    is_turned = as_stored and store.rotation is not None
+    if span.first_block is not None and not is_turned:
         view = form.view(store, span.first_block, span.seq_len)
         if view is not None:
             return view
     num_used = -(-span.seq_len // store.geometry.block_size)
     device = next(iter(store.tensors().values())).device
     blocks = torch.tensor(span.block_table[:num_used], dtype=torch.int64, device=device)
-    return form.gather(store, blocks, span.seq_len)
+    gather = form.gather_stored if is_turned else form.gather
+    return gather(store, blocks, span.seq_len)

@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import pad
 
 from ingle.attention.joined import JOINED
-from ingle.attention.layer_cache import LayerCache
+from ingle.attention.layer_cache import LayerCache, turned
 from ingle.attention.metadata import ForwardBatch, SequenceSpan
 from ingle.attention.softcapped import SoftcappedAttention
 from ingle.plugin.compiled_function import CompiledFunction
@@ -108,7 +108,13 @@ class PagedCPUAttention:
         return self._softcapped is None and span.num_new > 1 and is_wide
 
     def _one(self, query: torch.Tensor, cache: LayerCache, span: SequenceSpan) -> torch.Tensor:
-        key, value = cache.read(span)
+        back = cache.v_store.rotation
+        out = self._stored(turned(query, cache.k_store.rotation), cache, span)
+        return out if back is None else turned(out.view(query.shape), back.T).flatten(1)
+
+    def _stored(self, query: torch.Tensor, cache: LayerCache, span: SequenceSpan) -> torch.Tensor:
+        """``query`` [T, Q, D] turned as keys are to what is turned as values are, [T, Q * D]."""
+        key, value = cache.read_stored(span)
         window = self.window
         if self._softcapped is not None:
             return self._softcapped(query, key, value)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from ingle.attention.decode_rows import StepPlanner
-from ingle.attention.layer_cache import LayerCache
+from ingle.attention.layer_cache import LayerCache, turned
 from ingle.attention.metadata import ForwardBatch
 from ingle.attention.paged_triton import (
     COUNTER_BYTES,
@@ -89,7 +89,7 @@ class PagedCUDAAttention:
         pages = paged_cache(cache)
         assert pages is not None
         plan = self.scratch.planner(batch)
-        rows = _turned(query, cache.k_store.rotation).contiguous()
+        rows = turned(query, cache.k_store.rotation).contiguous()
         out = torch.empty_like(rows)
         if plan.decodes is not None:
             programs = plan.decodes.num_sequences * pages.num_kv_heads
@@ -97,9 +97,10 @@ class PagedCUDAAttention:
             config = self.scratch.config(programs, rows.shape[-1], group)
             self._launch(rows, pages, plan.decodes, config, out)
         if plan.prompts is not None:
-            self._launch(rows, pages, plan.prompts, prompt_config(rows.shape[-1]), out)
+            config = prompt_config(rows.shape[-1], pages.block_size)
+            self._launch(rows, pages, plan.prompts, config, out)
         back = cache.v_store.rotation
-        return _turned(out, None if back is None else back.T).flatten(1)
+        return turned(out, None if back is None else back.T).flatten(1)
 
     def _launch(
         self,
@@ -112,8 +113,3 @@ class PagedCUDAAttention:
         needed = workspace_bytes(query, pages, rows, config)
         workspace = self.scratch.workspace(needed, query.device)
         paged_attention(query, pages, rows, config, self.softmax, out=out, workspace=workspace)
-
-
-def _turned(x: torch.Tensor, rotation: torch.Tensor | None) -> torch.Tensor:
-    """``x`` [..., D] times ``rotation`` float32 [D, D], summed in float32."""
-    return x if rotation is None else (x.float() @ rotation).to(x.dtype)

@@ -127,13 +127,20 @@ def decode_config(head_dim: int, group: int, splits: int) -> PagedConfig:
     )
 
 
-def prompt_config(head_dim: int) -> PagedConfig:
-    """For prompts."""
+def prompt_config(head_dim: int, cache_block: int) -> PagedConfig:
+    """For prompts, over blocks of ``cache_block`` tokens.
+
+    A tile that is longer than a block looks each token's block up, which takes registers that heads
+    of 65 to 128 do not leave (some spilled on sm_80 and sm_120): half as many rows then go to half
+    as many warps, for the same instructions per row.
+    """
+    tokens = 32
+    is_tight = cache_block < tokens and 64 < head_dim <= 128
     return PagedConfig(
-        block_tokens=32,
-        block_rows=64 if head_dim <= 128 else 32,
+        block_tokens=tokens,
+        block_rows=32 if is_tight or head_dim > 128 else 64,
         splits=1,
-        num_warps=4 if head_dim <= 64 else 8,
+        num_warps=4 if is_tight or head_dim <= 64 else 8,
         num_stages=2,
     )
 
@@ -144,11 +151,13 @@ def most_registers(
     """A thread's registers to ask the assembler for, or None for its own choice.
 
     Left to itself it holds the larger kernels to 128 or 168 registers a thread, for more resident
-    warps, and spills a few; asked for all 255 it does not (docs/kernels.md).
+    warps, and spills a few; asked for all 255 it does not (docs/kernels.md). Heads of 64 are among
+    the larger: their decode steps have two warps, not four.
     """
     is_decode, is_bounded = config.splits > 1, bool(softmax.window) or softmax.softcap is not None
     is_whole = head_dim == padded(head_dim) and cache_block >= config.block_tokens
-    return None if is_decode and is_whole and not is_bounded else 255
+    is_light = is_decode and is_whole and not is_bounded and config.num_warps > 2
+    return None if is_light else 255
 
 
 def padded(size: int) -> int:

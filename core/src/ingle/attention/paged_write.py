@@ -69,9 +69,13 @@ def rotate_and_write_kernel(
 
 def _target(form: KVCacheFormat, store: KVStore) -> tuple[PagedSide, Any] | None:
     side, write = store.paged(), form.triton_write
-    if side is None or write is None or store.rotation is not None:
+    if side is None or write is None or not (store.rotation is None or side.write_turns):
         return None
     return side, write
+
+
+def _meta(side: PagedSide) -> tuple[Any, ...]:
+    return side.meta if side.write_meta is None else side.write_meta
 
 
 def rotate_and_write(
@@ -103,8 +107,8 @@ def rotate_and_write(
     cos, sin = (turning, turning) if turn is None else (part.contiguous() for part in turn)
     rotate_and_write_kernel[(num_rows, num_heads)](
         turning, value, cos, sin, slot_mapping, query, k[0].tensors, v[0].tensors,
-        turning.stride(0), value.stride(0), K_WRITE=k[1], K_META=k[0].meta, V_WRITE=v[1],
-        V_META=v[0].meta, Q=num_heads - heads, H=heads, D=dim,
+        turning.stride(0), value.stride(0), K_WRITE=k[1], K_META=_meta(k[0]), V_WRITE=v[1],
+        V_META=_meta(v[0]), Q=num_heads - heads, H=heads, D=dim,
         DP=max(16, 1 << (dim - 1).bit_length()), PAGE=geometry.block_size, TURNS=turn is not None,
         num_warps=1 if dim <= 64 else 2,
     )  # fmt: skip

@@ -21,7 +21,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ingle.builtin.hadamard import hadamard
 from ingle.builtin.kv_native import last_occurrence
 from ingle.builtin.reused_buffer import ReusedBuffer
 from ingle.plugin import (
@@ -32,6 +31,7 @@ from ingle.plugin import (
     KVStore,
     PagedSide,
     PluginError,
+    hadamard,
 )
 
 if TYPE_CHECKING:
@@ -167,17 +167,30 @@ class IntKVCache(KVCacheFormat):
 
     def gather(self, store: KVStore, block_table: torch.Tensor, seq_len: int) -> torch.Tensor:
         """The first ``seq_len`` tokens: [H, seq_len, D] in the geometry's dtype."""
+        turn, dtype = store.rotation, store.geometry.dtype
+        if turn is None:
+            return self._decoded(store, block_table, seq_len, dtype)
+        return (self._decoded(store, block_table, seq_len, turn.dtype) @ turn.T).to(dtype)
+
+    def gather_stored(
+        self, store: KVStore, block_table: torch.Tensor, seq_len: int
+    ) -> torch.Tensor:
+        """The same without turning it back."""
+        return self._decoded(store, block_table, seq_len, store.geometry.dtype)
+
+    def _decoded(
+        self, store: KVStore, block_table: torch.Tensor, seq_len: int, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """What is stored of the first ``seq_len`` tokens: [H, seq_len, D] in ``dtype``."""
         ints = _as_int(store)
         geometry = ints.geometry
         table = block_table[: -(-seq_len // geometry.block_size)]
         codes = _tokens(ints.codes, table)[:, :seq_len]
         scales = _tokens(ints.scales, table)[:, :seq_len]
         shape = (geometry.num_kv_heads, seq_len, geometry.head_dim)
-        turn = ints.rotation
-        dtype = geometry.dtype if turn is None else turn.dtype
         out = self._buffers[geometry.side].take(shape, dtype, codes.device)
         self.decode(codes, scales, out)
-        return out if turn is None else (out @ turn.T).to(geometry.dtype)
+        return out
 
 
 class Int8KVCache(IntKVCache):

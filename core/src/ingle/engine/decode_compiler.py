@@ -7,18 +7,17 @@ from pathlib import Path
 import torch
 
 from ingle.engine.model_runner import ModelRunner
-from ingle.model.compiled_decoder import (
-    CompiledDecoder,
-    Segments,
+from ingle.model.compiled_decoder import CompiledDecoder, Segments
+from ingle.model.compiled_limits import MAX_EXTRA_BYTES
+from ingle.model.decoder import Decoder
+from ingle.model.segment_cache import cache_sides
+from ingle.model.segment_package import command, load_package, package_path
+from ingle.model.segment_plan import (
     SegmentShapes,
     extra_bytes,
     segment_shapes,
     segment_weights,
 )
-from ingle.model.compiled_limits import MAX_EXTRA_BYTES
-from ingle.model.decoder import Decoder
-from ingle.model.segment_cache import cache_sides
-from ingle.model.segment_package import command, load_package, package_path
 from ingle.model.segment_shape import Shape
 from ingle.plugin.device import DeviceInfo
 from ingle.registry.loader import default_cache_folder
@@ -48,10 +47,11 @@ class DecodeCompiler:
     ) -> None:
         self._runner = runner
         self._model = model
+        self._shapes = shapes
         self._in_place = in_place
         self._wanted = tuple(
             (package_path(folder, shape), shape)
-            for shape in (shapes.entry, shapes.layer, shapes.last, shapes.head)
+            for shape in (shapes.entry, shapes.layers, shapes.last, shapes.head)
         )
         self.folder = self._wanted[0][0].parent
 
@@ -70,16 +70,18 @@ class DecodeCompiler:
         if not all(path.is_file() for path, _ in self._wanted):
             return False
         weights = segment_weights(self._model)
-        tried = (weights.entry, weights.layers[0], weights.layers[-1], weights.head)
-        entry, layer, end, head = (
+        at_once, at_end = len(self._shapes.layers.layers), len(self._shapes.last.layers)
+        layers = weights.layers
+        tried = (weights.entry, layers[:at_once], layers[-at_end:], weights.head)
+        entry, some, end, head = (
             load_package(path, shape, tensors)
             for (path, shape), tensors in zip(self._wanted, tried, strict=True)
         )
-        if entry is None or layer is None or end is None or head is None:
+        if entry is None or some is None or end is None or head is None:
             return False
-        segments = Segments(entry=entry, layer=layer, last=end, head=head)
+        segments = Segments(entry=entry, layers=some, last=end, head=head)
         self._runner.model = CompiledDecoder(
-            self._model, segments, weights, in_place=self._in_place
+            self._model, self._shapes, segments, weights, in_place=self._in_place
         )
         return True
 

@@ -21,7 +21,7 @@ TOP1_BOUND = 0.7
 ROWS = 16
 """Positions whose logits exist at once."""
 CACHE_FILE = "kv_check.json"
-CHECK_VERSION = 1
+CHECK_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,12 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from ingle.attention.layer_cache import LayerCache
-from ingle.attention.metadata import ForwardBatch, SequenceSpan, consecutive_start
+from ingle.attention.metadata import (
+    ForwardBatch,
+    SequenceSpan,
+    consecutive_start,
+    int_tensor,
+)
 from ingle.engine.step import ModelRunnerOutput, SampledToken, ScheduledRequest, SchedulerOutput
 from ingle.model.decoder import Model
 from ingle.request import TokenLogprob
@@ -136,9 +141,9 @@ class ModelRunner:
             slots.extend(self._slots(item.block_table, places))
             spans.append(self._span(item, start))
         return ForwardBatch(
-            token_ids=torch.tensor(token_ids, device=self.device),
-            positions=torch.tensor(positions, device=self.device),
-            slot_mapping=torch.tensor(slots, device=self.device),
+            token_ids=int_tensor(token_ids, self.device),
+            positions=int_tensor(positions, self.device),
+            slot_mapping=int_tensor(slots, self.device),
             spans=tuple(spans),
         )
 

@@ -1,10 +1,11 @@
-"""One decode step of a layer as a plain function, for torch's compiler.
+"""One decode step of some layers as a plain function, for torch's compiler.
 
-A segment is everything from one layer's queries, keys and values to the next layer's: cache write,
-attention, output projection, feed-forward, and the next layer's projection and rotation. Compiled
-ahead of time it is one C++ kernel that streams the weights once; run eagerly it is some thirty
-operator calls, each of which finds its code evicted from the processor's caches by the weights in
-between. The last layer's segment ends with its output, and the output head is a segment of its own.
+A segment goes from one layer's queries, keys and values to those of a later one: cache write,
+attention, output projection, feed-forward, and the next layer's projection and rotation, as many
+times as it has layers. Compiled ahead of time that is one C++ kernel that streams the weights once;
+run eagerly a layer is some thirty operator calls, each of which finds its code evicted from the
+processor's caches by the weights in between. The last segment of layers ends with the last one's
+output, and the output head is a segment of its own.
 
 Shape letters: E hidden size, I intermediate size, Q query heads, H key/value heads, D head size,
 B blocks of the cache, S tokens in a block, N blocks of the sequence, V vocabulary.
@@ -19,6 +20,7 @@ import torch
 from ingle.model.segment_shape import (
     EntryShape,
     HeadShape,
+    LayerShape,
     LinearShape,
     SegmentShape,
     SideShape,
@@ -30,11 +32,12 @@ State = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tens
 """Turned queries and keys [Q + H, D] and values [H, D] in the activation dtype; the residual
 float32 [E]; cosines and signed sines [D], the token's row of ``RotaryTable``."""
 Rows = tuple[torch.Tensor, ...]
-Cache = tuple[Rows, Rows, Rows, Rows, torch.Tensor, torch.Tensor, torch.Tensor]
-"""What stores keys, each tensor [H, B, S, ...], and values; the constants of both; the sequence's
-blocks int64 [N]; and two tensors of which only the length counts: the sequence begins
-``len(before) - MIN_LENGTH`` tokens into its first block and has ``len(tokens)`` tokens, this one
-included."""
+Stored = tuple[Rows, Rows, Rows, Rows]
+"""What stores a layer's keys, each tensor [H, B, S, ...], and values; the constants of both."""
+Place = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""The sequence's blocks int64 [N], and two tensors of which only the length counts: the sequence
+begins ``len(before) - MIN_LENGTH`` tokens into its first block and has ``len(tokens)`` tokens, this
+one included."""
 
 MIN_LENGTH = 2
 """The least length of a dimension that the compiler does not take for a constant."""
@@ -48,56 +51,80 @@ class DecodeSegment(torch.nn.Module):
         self.shape = shape
 
     def forward(
-        self, state: State, cache: Cache, weights: Sequence[torch.Tensor]
+        self,
+        state: State,
+        stored: Sequence[Stored],
+        place: Place,
+        weights: Sequence[Sequence[torch.Tensor]],
     ) -> tuple[torch.Tensor, ...]:
-        """From one layer's queries, keys and values to the next one's, for one token.
+        """From one layer's queries, keys and values to those of the one after the last, for one
+        token.
 
         Args:
             state: See ``State``.
-            cache: See ``Cache``; the token's keys and values are written into it.
-            weights: What ``SegmentShape`` names, in its order, see ``compiled_decoder``.
+            stored: Each layer's; the token's keys and values are written into it.
+            place: See ``Place``; the same in every layer.
+            weights: Each layer's: what ``LayerShape`` names, in its order, see
+                ``compiled_decoder``.
 
         Returns:
-            The residual float32 [E]; but for a last layer also turned queries and keys
-            [Q + H, D] and values [H, D] in the activation dtype.
+            The residual float32 [E], turned queries and keys [Q + H, D] and values [H, D], both in
+            the activation dtype; after the model's last layer its output alone, [E] in that dtype.
         """
-        shape = self.shape
         turned, value, residual, cos, sin = state
-        feed = iter(weights)
-        attended = self._attend(turned, value, cache)
-        x = residual + _linear(shape.o_proj, feed, attended)
-        both = _linear(shape.gate_up_proj, feed, *_weighted(x, next(feed), shape.eps))
-        gate, up = both[: shape.intermediate_size], both[shape.intermediate_size :]
-        x = x + _linear(shape.down_proj, feed, torch.nn.functional.silu(gate) * up)
-        if shape.following is None:
-            return (x,)
-        return (x, *_enter(shape.following, feed, x, (cos, sin)))
+        out: tuple[torch.Tensor, ...] = (residual, turned, value)
+        for shape, own, tensors in zip(self.shape.layers, stored, weights, strict=True):
+            residual, turned, value = out
+            state = (turned, value, residual, cos, sin)
+            out = _layer(shape, state, (*own, *place), iter(tensors))
+        return out
 
-    def _attend(self, turned: torch.Tensor, value: torch.Tensor, cache: Cache) -> torch.Tensor:
-        """Attention's output float32 [Q * D]."""
-        shape = self.shape
-        keys, values, k_constants, v_constants, blocks, before, tokens = cache
-        start, length = before.shape[0] - MIN_LENGTH, tokens.shape[0]
-        slot = (torch.arange(shape.num_kv_heads), blocks[-1:], _slot(start + length, shape))
-        _store(shape.k_side, keys, turned[shape.num_heads :], slot, k_constants)
-        _store(shape.v_side, values, value, slot, v_constants)
-        at = torch.arange(blocks.shape[0] * shape.block_size).view(-1, shape.block_size)
-        is_read = (at >= start) & (at < start + length)
-        groups = shape.num_heads // shape.num_kv_heads
-        query = turned[: shape.num_heads].float() * shape.scale
-        if shape.k_side.is_rotated:
-            query = query @ k_constants[0]
-        query = query.view(shape.num_kv_heads, groups, 1, 1, shape.head_dim)
-        key = _read(shape.k_side, keys, blocks, k_constants)
-        value = _read(shape.v_side, values, blocks, v_constants)
-        # Written out for every head of a group, so that one loop over the keys serves them all.
-        logits = [(query[:, g] * key).sum(-1) for g in range(groups)]
-        logits = [torch.where(is_read, one, -torch.inf) for one in logits]
-        shares = [torch.exp(one - one.amax((1, 2), keepdim=True)) for one in logits]
-        shares = [one * one.sum((1, 2), keepdim=True).reciprocal() for one in shares]
-        outs = [(one.unsqueeze(-1) * value).sum((1, 2)) for one in shares]
-        out = torch.stack(outs, 1)
-        return (out @ v_constants[0].T if shape.v_side.is_rotated else out).reshape(-1)
+
+Cache = tuple[Rows, Rows, Rows, Rows, torch.Tensor, torch.Tensor, torch.Tensor]
+"""A layer's ``Stored`` and ``Place``."""
+
+
+def _layer(
+    shape: LayerShape, state: State, cache: Cache, feed: Iterator[torch.Tensor]
+) -> tuple[torch.Tensor, ...]:
+    """``DecodeSegment`` for one layer, whose weights come next from ``feed``."""
+    turned, value, residual, cos, sin = state
+    attended = _attend(shape, turned, value, cache)
+    x = residual + _linear(shape.o_proj, feed, attended)
+    both = _linear(shape.gate_up_proj, feed, *_weighted(x, next(feed), shape.eps))
+    gate, up = both[: shape.intermediate_size], both[shape.intermediate_size :]
+    x = x + _linear(shape.down_proj, feed, torch.nn.functional.silu(gate) * up)
+    if shape.following is None:
+        return (x.to(cos.dtype),)
+    return (x, *_enter(shape.following, feed, x, (cos, sin)))
+
+
+def _attend(
+    shape: LayerShape, turned: torch.Tensor, value: torch.Tensor, cache: Cache
+) -> torch.Tensor:
+    """Attention's output float32 [Q * D]."""
+    keys, values, k_constants, v_constants, blocks, before, tokens = cache
+    start, length = before.shape[0] - MIN_LENGTH, tokens.shape[0]
+    slot = (torch.arange(shape.num_kv_heads), blocks[-1:], _slot(start + length, shape))
+    _store(shape.k_side, keys, turned[shape.num_heads :], slot, k_constants)
+    _store(shape.v_side, values, value, slot, v_constants)
+    at = torch.arange(blocks.shape[0] * shape.block_size).view(-1, shape.block_size)
+    is_read = (at >= start) & (at < start + length)
+    groups = shape.num_heads // shape.num_kv_heads
+    query = turned[: shape.num_heads].float() * shape.scale
+    if shape.k_side.is_rotated:
+        query = query @ k_constants[0]
+    query = query.view(shape.num_kv_heads, groups, 1, 1, shape.head_dim)
+    key = _read(shape.k_side, keys, blocks, k_constants)
+    value = _read(shape.v_side, values, blocks, v_constants)
+    # Written out for every head of a group, so that one loop over the keys serves them all.
+    logits = [(query[:, g] * key).sum(-1) for g in range(groups)]
+    logits = [torch.where(is_read, one, -torch.inf) for one in logits]
+    shares = [torch.exp(one - one.amax((1, 2), keepdim=True)) for one in logits]
+    shares = [one * one.sum((1, 2), keepdim=True).reciprocal() for one in shares]
+    outs = [(one.unsqueeze(-1) * value).sum((1, 2)) for one in shares]
+    out = torch.stack(outs, 1)
+    return (out @ v_constants[0].T if shape.v_side.is_rotated else out).reshape(-1)
 
 
 class DecodeEntry(torch.nn.Module):
@@ -109,10 +136,12 @@ class DecodeEntry(torch.nn.Module):
 
     def forward(
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, weights: Sequence[torch.Tensor]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """``x`` float32 [E] to turned queries and keys [Q + H, D] and values [H, D], in the dtype
-        of ``cos`` and ``sin`` [D]; ``weights``: the norm's, the projection's, the head norms'."""
-        return _enter(self.shape, iter(weights), x, (cos, sin))
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """``x`` [E] to itself in float32, turned queries and keys [Q + H, D] and values [H, D], all
+        else in the dtype of ``cos`` and ``sin`` [D]; ``weights``: the norm's, the projection's, the
+        head norms'."""
+        x = x.float()
+        return (x, *_enter(self.shape, iter(weights), x, (cos, sin)))
 
 
 class DecodeHead(torch.nn.Module):
@@ -168,7 +197,7 @@ def _read(side: SideShape, stored: Rows, blocks: torch.Tensor, constants: Rows) 
     return found
 
 
-def _slot(end: int, shape: SegmentShape) -> torch.Tensor:
+def _slot(end: int, shape: LayerShape) -> torch.Tensor:
     """Where in its block the token before place ``end`` lies, int64 [1]."""
     return torch.full((1,), (end - 1) % shape.block_size)
 

@@ -28,6 +28,7 @@ from ingle.model.decode_segment import MIN_LENGTH, DecodeEntry, DecodeHead, Deco
 from ingle.model.segment_shape import (
     EntryShape,
     HeadShape,
+    LayerShape,
     LinearShape,
     SegmentShape,
     Shape,
@@ -87,7 +88,8 @@ def package_path(folder: Path, shape: Shape) -> Path:
 
 
 def build_package(path: Path, shape: Shape) -> None:
-    """Compiles the segment into ``path``; takes some ten seconds and a C++ compiler.
+    """Compiles the segment into ``path``; takes a C++ compiler and some ten seconds, for several
+    layers up to a minute.
 
     Raises:
         ConfigError: When there is no C++ compiler.
@@ -97,7 +99,7 @@ def build_package(path: Path, shape: Shape) -> None:
     arguments = (*example_state(shape), example_weights(shape))
     with torch.no_grad(), tempfile.TemporaryDirectory(dir=path.parent) as folder:
         program = torch.export.export(
-            _module(shape), arguments, dynamic_shapes=_dynamic(shape, arguments)
+            segment_module(shape), arguments, dynamic_shapes=_dynamic(shape, arguments)
         )
         built = torch._inductor.aoti_compile_and_package(
             program,
@@ -106,8 +108,9 @@ def build_package(path: Path, shape: Shape) -> None:
                 # Sums may be reordered and contracted: that is what lets them use vector FMAs.
                 "cpp.enable_floating_point_contract_flag": "fast",
                 # A small model's buffers are arrays on the stack: as tensors they cost more to
-                # make than the layer's arithmetic. Larger ones than 100 KB stay tensors.
-                "aot_inductor.allow_stack_allocation": True,
+                # make than the layer's arithmetic. Larger ones than 100 KB stay tensors, and so do
+                # logits: a result in an array lies in memory that the next call writes into.
+                "aot_inductor.allow_stack_allocation": not isinstance(shape, HeadShape),
             },
         )
         os.replace(built, path)
@@ -122,7 +125,8 @@ def require_compiler() -> None:
         )
 
 
-def _module(shape: Shape) -> torch.nn.Module:
+def segment_module(shape: Shape) -> torch.nn.Module:
+    """The function to compile; it takes ``example_state``'s arguments and ``example_weights``."""
     if isinstance(shape, SegmentShape):
         return DecodeSegment(shape)
     return DecodeHead(shape) if isinstance(shape, HeadShape) else DecodeEntry(shape)
@@ -130,49 +134,50 @@ def _module(shape: Shape) -> torch.nn.Module:
 
 def _dynamic(shape: Shape, arguments: Arguments) -> Any:
     """Which dimensions differ between calls: slots of the cache, and where a sequence lies."""
-    constant = tuple(None for _ in arguments[-1])
     if not isinstance(shape, SegmentShape):
-        return (*(None for _ in arguments[:-1]), constant)
+        return _constant(arguments)
     names = ("stored", "blocks", "before", "tokens")
     stored, blocks, before, tokens = (torch.export.Dim(n, min=MIN_LENGTH) for n in names)
-    sides = shape.k_side, shape.v_side
-    cache = (
-        *(tuple({1: stored} for _ in side.tensors) for side in sides),
-        *(tuple(None for _ in side.constants) for side in sides),
-        {0: blocks},
-        {0: before},
-        {0: tokens},
+    state, layers, _, weights = arguments
+    in_slots = tuple(
+        (*(tuple({1: stored} for _ in side) for side in layer[:2]), *_constant(layer[2:]))
+        for layer in layers
     )
-    return (tuple(None for _ in arguments[0]), cache, constant)
+    place = ({0: blocks}, {0: before}, {0: tokens})
+    return (_constant(state), in_slots, place, _constant(weights))
 
 
-def load_package(
-    path: Path, shape: Shape, weights: Sequence[torch.Tensor]
-) -> CompiledSegment | None:
+def _constant(arguments: Any) -> Any:
+    """The same nest of tuples with None for every tensor."""
+    return None if isinstance(arguments, torch.Tensor) else tuple(map(_constant, arguments))
+
+
+def load_package(path: Path, shape: Shape, weights: Arguments) -> CompiledSegment | None:
     """The package at ``path``, or None when it is not there or not right on this machine.
 
-    ``weights`` are those of one of the model's layers (or its head): it is tried out with them.
+    ``weights`` are those of some of the model's layers (or its head): it is tried out with them.
     """
     if not path.is_file():
         return None
     arguments = example_state(shape)
     try:
         segment = CompiledSegment(path)
-        found = segment([*_flat(arguments), *weights])
+        found = segment([*flat(arguments), *flat(weights)])
     except RuntimeError:
         return None
     arguments = example_state(shape)
     with torch.inference_mode():
-        wanted = _module(shape)(*arguments, tuple(weights))
+        wanted = segment_module(shape)(*arguments, weights)
     expected = [wanted] if isinstance(wanted, torch.Tensor) else wanted
     right = all(_close(one, other) for one, other in zip(found, expected, strict=True))
     return segment if right else None
 
 
-def _flat(arguments: Any) -> list[torch.Tensor]:
+def flat(arguments: Any) -> list[torch.Tensor]:
+    """The tensors of a nest of tuples or lists, in order."""
     if isinstance(arguments, torch.Tensor):
         return [arguments]
-    return [tensor for one in arguments for tensor in _flat(one)]
+    return [tensor for one in arguments for tensor in flat(one)]
 
 
 def _close(found: torch.Tensor, wanted: torch.Tensor) -> bool:
@@ -188,22 +193,30 @@ def example_state(shape: Shape) -> Arguments:
         return torch.randn(*size, generator=generator).to(torch.bfloat16)
 
     if isinstance(shape, HeadShape):
-        return (draw(shape.lm_head.in_features).float(),)
-    heads, dim = shape.num_kv_heads, shape.head_dim
+        return (draw(shape.lm_head.in_features),)
     if isinstance(shape, EntryShape):
-        return (draw(shape.qkv_proj.in_features).float(), draw(dim), draw(dim))
-    slots = (heads, EXAMPLE_BLOCKS + 1, shape.block_size)
-    blocks = torch.arange(EXAMPLE_BLOCKS).flip(0)
-    length = EXAMPLE_BLOCKS * shape.block_size - EXAMPLE_START - 1
+        dim = shape.head_dim
+        return (draw(shape.qkv_proj.in_features), draw(dim), draw(dim))
+    first = shape.layers[0]
+    heads, dim = first.num_kv_heads, first.head_dim
     state = (
-        draw(shape.num_heads + heads, dim),
+        draw(first.num_heads + heads, dim),
         draw(heads, dim),
-        draw(shape.hidden_size).float(),
+        draw(first.hidden_size).float(),
         draw(dim),
         draw(dim),
     )
+    blocks = torch.arange(EXAMPLE_BLOCKS).flip(0)
+    length = EXAMPLE_BLOCKS * first.block_size - EXAMPLE_START - 1
+    stored = tuple(_example_stored(layer, generator) for layer in shape.layers)
+    return state, stored, (blocks, *place(EXAMPLE_START, length))
+
+
+def _example_stored(shape: LayerShape, generator: torch.Generator) -> Arguments:
+    """A layer's ``Stored``, random."""
+    slots = (shape.num_kv_heads, EXAMPLE_BLOCKS + 1, shape.block_size)
     sides = shape.k_side, shape.v_side
-    stored = (
+    tensors = (
         tuple(_drawn((*slots, *rest), dtype, generator) for rest, dtype in side.tensors)
         for side in sides
     )
@@ -211,7 +224,7 @@ def example_state(shape: Shape) -> Arguments:
         tuple(_drawn(size, dtype, generator).abs() for size, dtype in side.constants)
         for side in sides
     )
-    return state, (*stored, *constants, blocks, *place(EXAMPLE_START, length))
+    return (*tensors, *constants)
 
 
 def _drawn(size: tuple[int, ...], dtype: str, generator: torch.Generator) -> torch.Tensor:
@@ -230,8 +243,8 @@ def place(start: int, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
     return one.expand(start + MIN_LENGTH), one.expand(num_tokens)
 
 
-def example_weights(shape: Shape) -> tuple[torch.Tensor, ...]:
-    """Tensors of the shapes and dtypes of a layer's weights, all zero."""
+def example_weights(shape: Shape) -> Arguments:
+    """Tensors of the shapes and dtypes of a segment's weights, all zero."""
 
     def linear(one: LinearShape) -> list[torch.Tensor]:
         tensors: list[torch.Tensor] = []
@@ -251,13 +264,16 @@ def example_weights(shape: Shape) -> tuple[torch.Tensor, ...]:
         head_norms = [half(one.head_dim) for _ in range(2 * one.has_head_norms)]
         return [half(one.qkv_proj.in_features), *linear(one.qkv_proj), *head_norms]
 
+    def layer(one: LayerShape) -> Arguments:
+        weights = [*linear(one.o_proj), half(one.hidden_size)]
+        weights += [*linear(one.gate_up_proj), *linear(one.down_proj)]
+        return tuple(weights if one.following is None else [*weights, *entry(one.following)])
+
     if isinstance(shape, HeadShape):
         return (half(shape.lm_head.in_features), *linear(shape.lm_head))
     if isinstance(shape, EntryShape):
         return tuple(entry(shape))
-    weights = [*linear(shape.o_proj), half(shape.hidden_size)]
-    weights += [*linear(shape.gate_up_proj), *linear(shape.down_proj)]
-    return tuple(weights if shape.following is None else [*weights, *entry(shape.following)])
+    return tuple(layer(one) for one in shape.layers)
 
 
 def command(wanted: Sequence[tuple[Path, Shape]]) -> list[str]:

@@ -152,7 +152,7 @@ class EntryShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SegmentShape:
+class LayerShape:
     """A layer from its attention on, and the next one's entry.
 
     Attributes:
@@ -202,6 +202,23 @@ class SegmentShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentShape:
+    """Layers in a row; all but the last are followed by another."""
+
+    layers: tuple[LayerShape, ...]
+
+    @property
+    def linears(self) -> tuple[LinearShape, ...]:
+        """Its linears, in the order their tensors come."""
+        return tuple(linear for layer in self.layers for linear in layer.linears)
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> Self:
+        """From what ``asdict`` and JSON have made of one."""
+        return cls(layers=tuple(map(LayerShape.read, values["layers"])))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HeadShape:
     """The output head: the epsilon of its norm, and its linear."""
 
@@ -222,10 +239,10 @@ class HeadShape:
 Shape = EntryShape | SegmentShape | HeadShape
 KINDS: Mapping[str, type[Shape]] = {
     "qkv_proj": EntryShape,
-    "o_proj": SegmentShape,
+    "layers": SegmentShape,
     "lm_head": HeadShape,
 }
-"""The kind that has a linear of that name."""
+"""The kind that has a field of that name."""
 
 
 def read_shape(values: Mapping[str, Any]) -> Shape:
@@ -237,7 +254,8 @@ def row_functions(shape: Shape) -> list[str]:
     """The names of the functions it calls, sorted, each once."""
     names = {part.function for linear in shape.linears for part in linear.parts}
     if isinstance(shape, SegmentShape):
-        names |= {name for side in (shape.k_side, shape.v_side) for name in (side.read, side.write)}
+        sides = [side for layer in shape.layers for side in (layer.k_side, layer.v_side)]
+        names |= {name for side in sides for name in (side.read, side.write)}
     return sorted(names)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ingle.errors import CheckpointError, ConfigError, IngleError, PluginError
 from ingle.plugin.checkpoint import CheckpointInfo, Detection, Support, TensorReader
 from ingle.plugin.device import DeviceInfo
+from ingle.plugin.hadamard import hadamard
 from ingle.plugin.hookspecs import API_VERSION, ENTRY_POINT_GROUP, hookimpl, hookspec
 from ingle.plugin.kv_cache import (
     CompiledSide,
@@ -70,6 +71,7 @@ __all__ = [
     "TritonDecode",
     "WeightFormat",
     "WeightLoader",
+    "hadamard",
     "hookimpl",
     "hookspec",
     "read_plain",

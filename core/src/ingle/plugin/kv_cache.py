@@ -47,10 +47,15 @@ class PagedSide:
     Attributes:
         tensors: ``T``: the storage, and whatever else they need.
         meta: ``META``: hashable constants; the kernel is compiled anew for each.
+        write_meta: ``META`` of ``triton_write`` where it is another; None: ``meta``.
+        write_turns: Whether ``triton_write`` multiplies by the store's ``rotation`` itself. If not,
+            a store that has one is written by ``KVCacheFormat.write``.
     """
 
     tensors: tuple[torch.Tensor, ...]
     meta: tuple[Any, ...] = ()
+    write_meta: tuple[Any, ...] | None = None
+    write_turns: bool = False
 
 
 Rows = tuple["torch.Tensor", ...]
@@ -94,8 +99,9 @@ class KVStore(ABC):
         geometry: What it was allocated for.
         num_blocks: B, the null block 0 included.
         rotation: An orthogonal matrix R, float32 [D, D], when what is stored stands for ``x @ R``;
-            None: for ``x``. Whoever reads the storage in place multiplies queries by a key's R,
-            and what comes out by the transpose of a value's; ``gather`` gives ``x``.
+            None: for ``x``. Whoever reads the storage in place, or through ``gather_stored``,
+            multiplies queries by a key's R, and what comes out by the transpose of a value's;
+            ``gather`` and ``view`` give ``x``. ``observe`` is the last that may set it.
     """
 
     geometry: KVCacheGeometry
@@ -193,6 +199,15 @@ class KVCacheFormat(ABC):
     def gather(self, store: KVStore, block_table: torch.Tensor, seq_len: int) -> torch.Tensor:
         """The first ``seq_len`` tokens of a sequence with blocks ``block_table`` (int64 [B']):
         [H, seq_len, D] in ``geometry.dtype``. The reference read, on any device."""
+
+    def gather_stored(
+        self, store: KVStore, block_table: torch.Tensor, seq_len: int
+    ) -> torch.Tensor:
+        """As ``gather``, but ``x @ R`` where the store has a ``rotation``: turning queries takes
+        less time than turning every cached token back."""
+        found = self.gather(store, block_table, seq_len)
+        turn = store.rotation
+        return found if turn is None else (found.float() @ turn).to(found.dtype)
 
     def view(self, store: KVStore, first_block: int, num_tokens: int) -> torch.Tensor | None:
         """``num_tokens`` tokens from the start of ``first_block`` on, *in place*: [H, T, D].

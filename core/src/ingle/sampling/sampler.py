@@ -97,7 +97,7 @@ class Sampler:
     def __call__(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[DrawnToken]:
         """``logits`` float32 [R, V], overwritten, to one token per row."""
         greedy = likeliest(logits)
-        finite = torch.isfinite(logits.amax(-1)).tolist()
+        finite = are_finite(logits, greedy)
         drawn: list[DrawnToken] = []
         for index, row in enumerate(rows):
             if row.after is not None and drawn[-1].token_id != row.after:
@@ -156,12 +156,12 @@ class Sampler:
             logits[list(row.barred)] = NEVER
         for stage in stages:
             logits = stage(logits, row.history)
+        changed = bool(stages or row.barred or grammar is not None)
         if not params.greedy:
             token_id = self._pick(logits, row)
         else:
-            changed = stages or row.barred or grammar is not None
             token_id = likeliest(logits[None])[0] if changed else greedy
-        if not math.isfinite(float(logits[token_id])):
+        if changed and not math.isfinite(float(logits[token_id])):
             return DrawnToken(error="every token is barred by this request's own options")
         logprob = None if raw is None else token_logprob(raw, token_id, params.logprobs or 0)
         return DrawnToken(token_id=token_id, logprob=logprob)
@@ -189,6 +189,15 @@ def likeliest(logits: torch.Tensor) -> list[int]:
         found: list[int] = logits.numpy().argmax(-1).tolist()
         return found
     return [int(at) for at in logits.argmax(-1).tolist()]
+
+
+def are_finite(logits: torch.Tensor, greatest: Sequence[int]) -> list[bool]:
+    """Whether each row of ``logits`` [R, V] has a finite entry and none that is infinite or not a
+    number, which would be its greatest, as ``likeliest`` found it."""
+    if logits.device.type == "cpu":
+        rows = logits.numpy()
+        return [math.isfinite(rows[at, found]) for at, found in enumerate(greatest)]
+    return torch.isfinite(logits.amax(-1)).tolist()
 
 
 def _pick(logits: torch.Tensor, number: float) -> int:

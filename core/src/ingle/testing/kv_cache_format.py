@@ -225,6 +225,23 @@ class KVCacheFormatConformance(PluginConformance):
             case.write(case.values(1, seed=9), torch.tensor([4 * case.geometry.block_size]))
             assert not torch.equal(view, gathered), f"{case.label}: a view must not be a copy"
 
+    def test_what_is_gathered_as_stored_is_what_gather_gives_turned(self) -> None:
+        for case in self.cases():
+            x = case.values(case.num_slots)
+            case.write(x, torch.arange(case.num_slots))
+            table = torch.tensor([2, 5, 3])
+            length = 3 * case.geometry.block_size - 1
+            found = case.format.gather_stored(case.store, table, length)
+            assert found.dtype is case.geometry.dtype, case.label
+            wanted = case.format.gather(case.store, table, length).float()
+            turn = case.store.rotation
+            if turn is not None:
+                eye = torch.eye(turn.shape[0])
+                assert relative_error(turn @ turn.T, eye) < 1e-5, f"{case.label}: not orthogonal"
+                wanted = wanted @ turn
+            error = relative_error(found, wanted)
+            assert error <= 4 * torch.finfo(found.dtype).eps, f"{case.label}: off by {error:.2g}"
+
     def test_both_sides_are_kept_apart(self) -> None:
         cases = list(self.cases())
         for k, v in zip(cases[::2], cases[1::2], strict=True):

@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ from triton.compiler import ASTSource
 
 ARCHITECTURES = (80, 86, 89, 90, 120)
 """A100, RTX 30xx, RTX 40xx, H100/H200, RTX 50xx."""
+ALIKE = (80, 86, 89)
+"""Those for which Triton writes the same PTX, but for the line that names the target."""
 
 _SMEM_OPT_IN_KIB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 # warps, blocks and KiB of shared memory an SM holds: CUDA programming guide, compute capabilities
@@ -110,16 +112,58 @@ def compile_kernel(
         arch: One of ``ARCHITECTURES``.
         options: ``num_warps``, ``num_stages`` …
     """
+    compiled = _compiled(fn, signature, constants, arch, options)
+    return _report(compiled, compiled.asm["ptx"], arch)
+
+
+def compile_alike(
+    fn: Any,
+    signature: str,
+    constants: Mapping[str, Any],
+    *,
+    archs: Sequence[int],
+    **options: Any,
+) -> list[CompileReport]:
+    """The same for several of ``ALIKE`` that are given the same constants: Triton runs
+    for the first of them, the assembler for each."""
+    first, *others = archs
+    if others and not {first, *others} <= set(ALIKE):
+        raise ValueError(f"Triton writes different code for {list(archs)}: compile each")
+    compiled = _compiled(fn, signature, constants, first, options)
+    ptx = compiled.asm["ptx"]
+    return [_report(compiled, retargeted(ptx, arch), arch) for arch in archs]
+
+
+def ptx_of(
+    fn: Any, signature: str, constants: Mapping[str, Any], *, arch: int, **options: Any
+) -> str:
+    """What Triton gives to the assembler."""
+    ptx: str = _compiled(fn, signature, constants, arch, options).asm["ptx"]
+    return ptx
+
+
+def retargeted(ptx: str, arch: int) -> str:
+    """``ptx`` for another architecture."""
+    return re.sub(r"^\.target sm_\w+", f".target sm_{arch}", ptx, count=1, flags=re.MULTILINE)
+
+
+def _compiled(
+    fn: Any, signature: str, constants: Mapping[str, Any], arch: int, options: Mapping[str, Any]
+) -> Any:
     if knobs.runtime.interpret:
         raise RuntimeError("TRITON_INTERPRET=1 is set: compile in a process without it")
     while not isinstance(fn, triton.runtime.jit.JITFunction):
         fn = fn.fn
-    target = GPUTarget("cuda", arch, 32)
-    compiled = triton.compile(
-        _source(fn, signature, constants), target=target, options={"num_stages": 3, **options}
+    return triton.compile(
+        _source(fn, signature, constants),
+        target=GPUTarget("cuda", arch, 32),
+        options={"num_stages": 3, **options},
     )
-    log = _ptxas_log(compiled.asm["ptx"], arch)
-    sass = _disassemble(compiled.asm["cubin"])
+
+
+def _report(compiled: Any, ptx: str, arch: int) -> CompileReport:
+    log, cubin = _assembled(ptx, arch)
+    sass = _disassemble(cubin)
     registers = int(_first(r"Used (\d+) registers", log)[0])
     spills = _first(r"(\d+) bytes spill stores, (\d+) bytes spill loads", log)
     warps, shared = compiled.metadata.num_warps, compiled.metadata.shared
@@ -169,18 +213,19 @@ def _first(pattern: str, text: str) -> tuple[str, ...]:
     return found.groups()
 
 
-def _ptxas_log(ptx: str, arch: int) -> str:
+def _assembled(ptx: str, arch: int) -> tuple[str, bytes]:
+    """What the assembler says, and what it makes, with Triton's flags."""
     tool = knobs.nvidia.ptxas_blackwell if arch >= 100 else knobs.nvidia.ptxas
     gpu = f"sm_{arch}" + ("a" if arch >= 90 else "")
     with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder, "kernel.ptx")
+        source, target = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
         source.write_text(ptx)
         command = [tool.path, "-v", "--regAllocOptLevel=2", f"--gpu-name={gpu}", str(source)]
-        command += ["-o", str(Path(folder, "kernel.cubin"))]
+        command += ["-o", str(target)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"ptxas failed for sm_{arch}: {done.stderr[-800:]}")
-    return done.stderr
+        if done.returncode:
+            raise RuntimeError(f"ptxas failed for sm_{arch}: {done.stderr[-800:]}")
+        return done.stderr, target.read_bytes()
 
 
 def _disassemble(cubin: bytes) -> str:

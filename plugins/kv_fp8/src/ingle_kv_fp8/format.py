@@ -2,6 +2,11 @@
 
 ``stored = round(x / scale)`` and ``x ~ stored * scale``.
 
+Where scales are measured, keys are multiplied by ``hadamard(D)`` first, and queries by the same: a
+number of a few bits is off by a share of itself, so what a few large dimensions lose decides a
+logit, the more as those of queries are large too. Spread over all dimensions the same loss counts
+for less. Scales that were read are for keys as they are, and those are stored so.
+
 Letters: T tokens, H key/value heads, D head size, B blocks, S tokens in a block.
 
 Layout on a CPU: uint8 [H, B, S, D]. The head is outermost, so consecutive blocks of one head are
@@ -26,6 +31,7 @@ from ingle.plugin import (
     PagedSide,
     PluginError,
     TensorReader,
+    hadamard,
 )
 from ingle_kv_fp8.codec import E4M3, E5M2, Codec
 from ingle_kv_fp8.request import fp8_request
@@ -38,6 +44,8 @@ HARDWARE_FP8 = (8, 9)
 """Compute capability from which a card converts e4m3."""
 TRIED_SCALES = 16
 """Scales of an octave that measuring chooses from."""
+LARGEST_TURNED = 1e30
+"""Keys are cut to this before they are turned: a sum with infinity would be NaN."""
 
 
 class Fp8Store(KVStore):
@@ -50,6 +58,7 @@ class Fp8Store(KVStore):
         scale: float32 [1, 1, 1] or [H, 1, 1].
         has_unit_scale: Whether the scale is 1, so that it need not be applied.
         has_checkpoint_scale: Whether the scale was read; measuring leaves it alone.
+        rotation: ``hadamard(D)`` for keys whose scale was measured, else None.
         is_written: Whether anything has been stored; from then on the scale is frozen.
     """
 
@@ -90,7 +99,12 @@ class Fp8Store(KVStore):
             return None
         is_value = self.geometry.side == "v"
         meta = (self.geometry.num_kv_heads, is_value, self._has_fp8, self._has_assembly)
-        return PagedSide(tensors=(self.blocks, self.head_scale), meta=meta)
+        return PagedSide(
+            tensors=(self.blocks, self.head_scale),
+            meta=meta,
+            write_meta=(*meta, self.rotation is not None),
+            write_turns=True,
+        )
 
     def compiled(self) -> CompiledSide | None:
         """Codes and scales per head on a CPU, see ``compiled``; else None."""
@@ -102,8 +116,13 @@ class Fp8Store(KVStore):
 
         codes = self.codes.view(getattr(torch, self._codec.dtype_name))
         is_e4m3 = codes.dtype is torch.float8_e4m3fn
-        write = compiled.write_e4m3 if is_e4m3 else compiled.write_e5m2
-        constants = (self.head_scale[:, None],)
+        scale = self.head_scale[:, None]
+        if self.rotation is None:
+            constants: tuple[torch.Tensor, ...] = (scale,)
+            write = compiled.write_e4m3 if is_e4m3 else compiled.write_e5m2
+        else:
+            constants = (self.rotation, scale)
+            write = compiled.write_turned_e4m3 if is_e4m3 else compiled.write_turned_e5m2
         return CompiledSide(tensors=(codes,), constants=constants, read=compiled.read, write=write)
 
     def tensors(self) -> Mapping[str, torch.Tensor]:
@@ -118,6 +137,15 @@ class Fp8Store(KVStore):
         size = self.geometry.block_size
         slots = self.codes.permute(1, 2, 0, 3)
         slots[slot_mapping // size, slot_mapping % size] = codes.transpose(0, 1)
+
+    def turned(self, x: torch.Tensor) -> torch.Tensor:
+        """``x [T, H, D]`` as it is to be stored, but for the scale: in float32 where it is turned.
+
+        What is too large for the sums is cut off, infinity included; NaN stays.
+        """
+        if self.rotation is None:
+            return x
+        return x.float().clamp(-LARGEST_TURNED, LARGEST_TURNED) @ self.rotation
 
     def set_scale(self, scale: torch.Tensor) -> None:
         """Takes ``scale`` [1] or [H]. Raises ``PluginError`` once something has been stored."""
@@ -139,6 +167,9 @@ class Fp8Format(KVCacheFormat):
     """
 
     codec: ClassVar[Codec]
+
+    def __init__(self) -> None:
+        self._rotations: dict[tuple[int, str], torch.Tensor] = {}
 
     def bytes_per_block(self, geometry: KVCacheGeometry) -> int:
         """One byte per number; scales belong to the layer, not to a block."""
@@ -163,9 +194,9 @@ class Fp8Format(KVCacheFormat):
         return True
 
     def observe(self, store: KVStore, x: torch.Tensor) -> None:
-        """Sets one scale per head: of those with which the largest of ``x [T, H, D]`` is between a
-        half and a quarter of the largest code, the one that rounds ``x`` best. The rest of the
-        range is for what has not been seen.
+        """Turns keys from now on, and sets one scale per head: of those with which the largest of
+        ``x [T, H, D]`` is between a half and a quarter of the largest code, the one that rounds
+        ``x`` best. The rest of the range is for what has not been seen.
 
         Where a number stands between two powers of two decides how well it is rounded, so an
         octave of scales is all there is to choose from. Infinity and NaN are left out; a head
@@ -176,7 +207,9 @@ class Fp8Format(KVCacheFormat):
         fp8 = _as_fp8(store)
         if fp8.has_checkpoint_scale or x.shape[0] == 0:
             return
-        finite = torch.where(x.isfinite(), x.float(), 0.0)
+        if fp8.geometry.side == "k" and not fp8.is_written:
+            fp8.rotation = self._rotation(fp8.geometry.head_dim, str(fp8.codes.device))
+        finite = fp8.turned(torch.where(x.isfinite(), x.float(), 0.0))
         largest = finite.abs().amax((0, 2))
         # on a grid, so that the last bits of a number decide nothing
         least_scale = torch.log2(largest.clamp_min(1e-30) / (self.codec.largest / 2))
@@ -193,10 +226,18 @@ class Fp8Format(KVCacheFormat):
             least = torch.minimum(error, least)
         fp8.set_scale(best)
 
+    def _rotation(self, dim: int, device: str) -> torch.Tensor:
+        """``hadamard(dim)``, one for all layers, so that it stays in a processor's cache."""
+        key = dim, device
+        if key not in self._rotations:
+            self._rotations[key] = hadamard(dim, device)
+        return self._rotations[key]
+
     def write(self, store: KVStore, x: torch.Tensor, slot_mapping: torch.Tensor) -> None:
         """Encodes ``x [T, H, D]`` into the slots; of one slot's writes the last one counts."""
         fp8 = _as_fp8(store)
         fp8.is_written = True
+        x = fp8.turned(x)
         if not fp8.has_unit_scale:
             x = x.float() / fp8.scale.view(1, -1, 1)
         codes = self.codec.encode(x).transpose(0, 1)
@@ -206,13 +247,28 @@ class Fp8Format(KVCacheFormat):
 
     def gather(self, store: KVStore, block_table: torch.Tensor, seq_len: int) -> torch.Tensor:
         """The first ``seq_len`` tokens: [H, seq_len, D] in the geometry's dtype."""
+        turn, dtype = _as_fp8(store).rotation, _as_fp8(store).geometry.dtype
+        if turn is None:
+            return self._decoded(store, block_table, seq_len, dtype)
+        return (self._decoded(store, block_table, seq_len, turn.dtype) @ turn.T).to(dtype)
+
+    def gather_stored(
+        self, store: KVStore, block_table: torch.Tensor, seq_len: int
+    ) -> torch.Tensor:
+        """The same without turning it back."""
+        return self._decoded(store, block_table, seq_len, store.geometry.dtype)
+
+    def _decoded(
+        self, store: KVStore, block_table: torch.Tensor, seq_len: int, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """What is stored of the first ``seq_len`` tokens: [H, seq_len, D] in ``dtype``."""
         fp8 = _as_fp8(store)
         num_blocks = -(-seq_len // fp8.geometry.block_size)
         blocks = _take_blocks(fp8.codes, block_table[:num_blocks])
         values = self.codec.decode(blocks.flatten(1, 2)[:, :seq_len])
         if fp8.has_unit_scale:
-            return _from_half(values, fp8.geometry.dtype)
-        return values.float().mul_(fp8.scale).to(fp8.geometry.dtype)
+            return _from_half(values, dtype)
+        return values.float().mul_(fp8.scale).to(dtype)
 
 
 class Fp8E4M3Format(Fp8Format):

@@ -4,7 +4,7 @@ The storage is uint8: Triton refuses e4m3 pointers below sm_89. There a few inte
 it; all cards write by integer operations, which are exact whatever the card.
 
 ``T``: codes, float32 [H] scales. ``META``: H, whether tokens are innermost, whether the card
-converts e4m3, whether inline assembly can be used.
+converts e4m3, whether inline assembly can be used; for writing also whether keys are turned.
 """
 
 # Triton kernels take pointers and constants that no annotation describes.
@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+from ingle.plugin.hadamard_triton import turn_tile
 
 # Four e4m3 codes ($2) -> four fp16 numbers in $0, $1, each value / 256: sign and the other seven
 # bits moved to where fp16 has them; the exponent bias differs by 8. Exact, subnormals included.
@@ -121,13 +123,22 @@ def read_e5m2(
 
 
 @triton.jit
+def _scaled(T, head, x, D: tl.constexpr, META: tl.constexpr):
+    """``x`` turned if it is to be, and divided by the head's scale."""
+    if META[4]:
+        # compared, since Triton's minimum drops NaN
+        x = tl.where(x > 1e30, 1e30, tl.where(x < -1e30, -1e30, x))
+        x = turn_tile(x, D)
+    return tl.div_rn(x, tl.full(x.shape, 1.0, tl.float32) * tl.load(T[1] + head))
+
+
+@triton.jit
 def write_e4m3(
     T, block, head, tok, dim, x, mask, PAGE: tl.constexpr, D: tl.constexpr, META: tl.constexpr
 ):
     """See ``KVCacheFormat.triton_write``."""
-    scale = tl.full(x.shape, 1.0, tl.float32) * tl.load(T[1] + head)
     at = T[0] + _place(block, head, tok, dim, PAGE, D, META)
-    tl.store(at, encode_e4m3(tl.div_rn(x, scale)), mask=mask)
+    tl.store(at, encode_e4m3(_scaled(T, head, x, D, META)), mask=mask)
 
 
 @triton.jit
@@ -135,6 +146,5 @@ def write_e5m2(
     T, block, head, tok, dim, x, mask, PAGE: tl.constexpr, D: tl.constexpr, META: tl.constexpr
 ):
     """See ``KVCacheFormat.triton_write``."""
-    scale = tl.full(x.shape, 1.0, tl.float32) * tl.load(T[1] + head)
     at = T[0] + _place(block, head, tok, dim, PAGE, D, META)
-    tl.store(at, encode_e5m2(tl.div_rn(x, scale)), mask=mask)
+    tl.store(at, encode_e5m2(_scaled(T, head, x, D, META)), mask=mask)
