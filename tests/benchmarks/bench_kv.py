@@ -2,7 +2,8 @@
 
 One engine per cache type, in one process, its decode steps compiled. ``bf16`` is the cache that the
 others are compared with. Prompts are compared with what they cannot do without: the products of
-the model's matrices, and torch's attention as transformers calls it.
+the model's matrices, and torch's attention as transformers calls it. The settings are those that
+the ``ingle`` command gives itself.
 
     python tests/benchmarks/bench_kv.py [MODEL] [--tokens 4000] [--rounds 30]
 """
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import linear, scaled_dot_product_attention
 
+from ingle.cli.restart import restart_with_settings
 from ingle.config import EngineConfig
 from ingle.demo_model import default_demo_model
 from ingle.engine.engine import build_engine_core
@@ -190,4 +192,5 @@ def report_steps(engines: list[Opened], tokens: list[int], rounds: int) -> None:
 
 
 if __name__ == "__main__":
+    restart_with_settings(["bench"])
     main()

@@ -11,7 +11,7 @@ from ingle.builtin.affine_cpu_kernels import Int4Kernel, PlanarKernel
 from ingle.engine.background_compiler import BackgroundCompiler
 from ingle.engine.function_compiler import FunctionCompiler
 from ingle.model.function_package import example_arguments, function_path, load_function
-from ingle.plugin import AffineWeight, LinearWeight, MatmulKernel
+from ingle.plugin import AffineWeight, LinearWeight, MatmulKernel, nibble_tiles
 from ingle.plugin.affine_packing import pack_bits
 from ingle.plugin.compiled_function import CompiledFunction
 from ingle.plugin.nibble_tiles import DECODE_32, DECODE_64, block_size, decode_blocks
@@ -117,20 +117,30 @@ def test_tiles_of_mixed_widths_are_as_right_as_dense_products(
     assert error_beside_torch(kernel, exl2(192, widths), rows) < 1.1
 
 
-def test_a_matrix_of_many_tiles_is_the_blockwise_product_bit_for_bit() -> None:
-    """Seven blocks of 8,192 inputs: two tiles of four and three; and a last tile of one block,
-    which core widens."""
-    for n in (7 * block_size(), 9 * block_size()):
-        kernel, weight = Int4Kernel(), affine(n, 8192, 128)
-        ready = kernel.prepare(weight)
-        assert as_if_compiled(kernel, ready)
-        x = torch.randn(33, 8192).to(torch.bfloat16)
-        dense = ready.dequantize().to(torch.bfloat16)
-        wanted = x @ dense.T
-        torch.testing.assert_close(kernel.matmul(x, ready), wanted, rtol=2e-2, atol=2e-2)
-        out = torch.empty(33, n, dtype=torch.bfloat16)
-        assert kernel.matmul(x, ready, out=out) is out
-        torch.testing.assert_close(out, wanted, rtol=2e-2, atol=2e-2)
+@pytest.mark.parametrize(
+    ("blocks", "outputs"),
+    [
+        (7, 4),  # tiles of three and four blocks
+        (5, 2),  # the first of one block, which is widened
+        (9, 1000),  # a single tile
+    ],
+)
+def test_a_matrix_of_many_tiles_is_the_blockwise_product(
+    monkeypatch: pytest.MonkeyPatch, blocks: int, outputs: int
+) -> None:
+    monkeypatch.setattr(nibble_tiles, "TILE_WEIGHTS", 1)
+    monkeypatch.setattr(nibble_tiles, "TILE_OUTPUTS", outputs * block_size())
+    n = blocks * block_size()
+    kernel, weight = Int4Kernel(), affine(n, 512, 128)
+    ready = kernel.prepare(weight)
+    assert as_if_compiled(kernel, ready)
+    x = torch.randn(33, 512).to(torch.bfloat16)
+    dense = ready.dequantize().to(torch.bfloat16)
+    wanted = x @ dense.T
+    torch.testing.assert_close(kernel.matmul(x, ready), wanted, rtol=2e-2, atol=2e-2)
+    out = torch.empty(33, n, dtype=torch.bfloat16)
+    assert kernel.matmul(x, ready, out=out) is out
+    torch.testing.assert_close(out, wanted, rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
 """Many rows times 4-bit weights on a CPU: some outputs at a time are decoded to bfloat16 in one
-pass over their codes, and multiplied while they lie in the cache.
+pass over their codes, and multiplied.
 
 Codes lie as torch's int4 product for CPUs has them: in blocks of B outputs, uint8 [N/B, K, B/2],
 the low nibble of byte i being output i of its block and the high one output B/2 + i.
@@ -17,8 +17,12 @@ import torch.nn.functional as F
 
 from ingle.plugin.compiled_function import MIN_SIZE, Compilable, CompiledFunction
 
-TILE_WEIGHTS = 1 << 21
-"""Weights decoded at a time: 4 MiB. Fewer cost more calls, more leave the cache."""
+TILE_WEIGHTS = 1 << 23
+"""Weights decoded at a time, at most: 16 MiB."""
+
+TILE_OUTPUTS = 1024
+"""But so many outputs at least. oneDNN takes twice as long for 512 rows and 384 to 640 outputs as
+in wider products, for 1,024 rows up to 768 (bfloat16 with AMX, 2 threads, K 2,048 to 14,336)."""
 
 Tables = Callable[[int, int], tuple[torch.Tensor, torch.Tensor]]
 """``tables(start, stop)``: scales and integer zeros of outputs ``start:stop``, both
@@ -99,11 +103,14 @@ class NibbleTiles:
             out: Where the product goes; N may end inside the last block.
         """
         size = 2 * codes.shape[2]
-        for first, last in _tiles(codes.shape[0], codes.shape[1] * size):
+        for first, last in _tiles(codes.shape[0], codes.shape[1] * size, size):
             columns = slice(first * size, min(last * size, out.shape[1]))
             tile = self._decoded(codes[first:last], num_groups, tables(columns.start, columns.stop))
             width = columns.stop - columns.start
-            out[:, columns] = torch.mm(x, tile)[:, :width]
+            if width == tile.shape[1]:
+                torch.mm(x, tile, out=out[:, columns])
+            else:
+                out[:, columns] = torch.mm(x, tile)[:, :width]
         return out
 
     def _decoded(
@@ -137,10 +144,13 @@ class NibbleTiles:
         return self._memory[:size]
 
 
-def _tiles(num_blocks: int, block_weights: int) -> Iterator[tuple[int, int]]:
-    """First and last block (exclusive) of each tile, none of a single block where there are more;
-    for that the last tile may begin inside the one before."""
-    step = max(MIN_SIZE, TILE_WEIGHTS // block_weights)
-    for first in range(0, num_blocks, step):
-        last = min(first + step, num_blocks)
+def _tiles(num_blocks: int, block_weights: int, size: int) -> Iterator[tuple[int, int]]:
+    """First and last block (exclusive) of each tile, of blocks of ``size`` outputs: alike, so that
+    none is narrow, and none of a single block where there are more; for that two tiles may
+    overlap."""
+    step = max(MIN_SIZE, TILE_OUTPUTS // size, TILE_WEIGHTS // block_weights)
+    number = -(-num_blocks // step)
+    for at in range(number):
+        first, last = (num_blocks * end // number for end in (at, at + 1))
+        last = max(last, min(MIN_SIZE, num_blocks))
         yield max(0, min(first, last - MIN_SIZE)), last
