@@ -131,7 +131,8 @@ def compile_alike(
         raise ValueError(f"Triton writes different code for {list(archs)}: compile each")
     compiled = _compiled(fn, signature, constants, first, options)
     ptx = compiled.asm["ptx"]
-    return [_report(compiled, retargeted(ptx, arch), arch) for arch in archs]
+    rest = [_report(compiled, retargeted(ptx, arch), arch) for arch in others]
+    return [_report(compiled, ptx, first), *rest]
 
 
 def ptx_of(
