@@ -47,7 +47,7 @@ fuzz-formats: install ## Thousands of random AWQ, GPTQ and EXL2 files through in
 previous-plugins: install ## The last release of each plugin with this core
 	$(BIN)/python tools/previous_plugins.py
 
-test-kernels-full: install ## Every format, dtype, row count and cache type in Triton's interpreter and compiler (hours)
+test-kernels-full: install ## Every format, dtype, row count and cache type in Triton's interpreter and compiler (most of an hour)
 	$(PYTEST) tests/formats/test_affine_cpu.py tests/formats/test_exl2_cpu.py tests/formats/test_nibble_tiles.py
 	INGLE_KERNELS_FULL=1 $(PYTEST) tests/kernels/test_gates.py
 
