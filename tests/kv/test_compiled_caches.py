@@ -19,7 +19,8 @@ from ingle.engine.step import ScheduledRequest
 from ingle.model.compiled_decoder import CompiledDecoder
 from ingle.model.decoder import Decoder
 from ingle.model.segment_cache import cache_sides
-from ingle.model.segment_plan import segment_shapes
+from ingle.model.segment_package import MAX_RELATIVE_ERROR, example_state, segment_module
+from ingle.model.segment_plan import segment_shapes, segment_weights
 from ingle.request import SamplingParams
 from ingle.testing.eager_segments import eager_decoder
 
@@ -104,6 +105,27 @@ def stored(runner: ModelRunner, length: int) -> list[torch.Tensor]:
     span = SequenceSpan(start=0, stop=1, seq_len=length, block_table=BLOCKS, first_block=None)
     with torch.inference_mode():
         return [side.clone() for cache in runner.caches for side in cache.read(span)]
+
+
+@pytest.mark.parametrize("cache", ["auto", "int8", "int4", "fp8_e4m3", "fp8_e5m2"])
+def test_examples_tell_roundings_of_several_layers_from_errors(
+    open_core: Any, demo_model_dir: Path, cache: str
+) -> None:
+    """Packages are tried out with them: those of quantised caches were all found wrong once."""
+    _, runner, model = opened(open_core, demo_model_dir, cache)
+    shapes = segment_shapes(model, 16, cache_sides(runner.caches))
+    assert shapes is not None
+    shape = shapes.layers
+    assert len(shape.layers) > 4
+    weights = segment_weights(model).layers[: len(shape.layers)]
+    found = []
+    for nudge in (0.0, 2.0**-9):
+        (turned, *rest), *others = example_state(shape)
+        noise = torch.randn(turned.shape, generator=torch.Generator().manual_seed(1))
+        state = ((turned * (1 + nudge * noise)).to(turned.dtype), *rest)
+        with torch.inference_mode():
+            found.append(segment_module(shape)(state, *others, weights)[0])
+    assert relative_error(found[1], found[0]) < MAX_RELATIVE_ERROR * len(shape.layers) ** 0.5
 
 
 @pytest.mark.slow
