@@ -2,8 +2,7 @@
 
 One engine per cache type, in one process, its decode steps compiled. ``bf16`` is the cache that the
 others are compared with. Prompts are compared with what they cannot do without: the products of
-the model's matrices, and torch's attention as transformers calls it. The settings are those that
-the ``ingle`` command gives itself.
+the model's matrices, and torch's attention as transformers calls it.
 
     python tests/benchmarks/bench_kv.py [MODEL] [--tokens 4000] [--rounds 30]
 """
@@ -20,7 +19,6 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import linear, scaled_dot_product_attention
 
-from ingle.cli.restart import restart_with_settings
 from ingle.config import EngineConfig
 from ingle.demo_model import default_demo_model
 from ingle.engine.engine import build_engine_core
@@ -192,5 +190,4 @@ def report_steps(engines: list[Opened], tokens: list[int], rounds: int) -> None:
 
 
 if __name__ == "__main__":
-    restart_with_settings(["bench"])
     main()
