@@ -12,8 +12,8 @@ from serving import HOST, INSTRUCTION, QUESTION, ServingError, ask, serving
 from ingle.demo_model import default_demo_model
 from ingle.demo_model.locate import LAYOUT_VERSION
 from ingle.errors import IngleError
+from ingle.plugin.cache_folder import default_cache_folder
 from ingle.quantize import quantize
-from ingle.registry.loader import default_cache_folder
 
 EXPECTED = "Paris"
 

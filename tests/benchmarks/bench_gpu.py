@@ -5,7 +5,8 @@
 
 Needs torch and triton, nothing else, and nothing installed: kernels are imported from the checkout.
 A section that fails is printed and the next one runs. The exit code is 1 when a result was wrong or
-a section failed, 2 without a GPU. The last line is JSON, also written to ``$OUT/bench_gpu.json``.
+a section failed, 2 without a GPU. A short table comes last, a line of JSON before it, which is also
+written to ``$OUT/bench_gpu.json``.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import os
 import sys
 import time
 import traceback
+import types
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +37,17 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def prepare(interpret: bool) -> str | None:
-    """Makes the kernels importable; returns why this machine cannot run them, or None."""
-    for source in (ROOT / "core" / "src", ROOT / "plugins" / "quant_exl2" / "src"):
+    """Makes the kernels importable; returns why this machine cannot run them, or None.
+
+    Plugins mark their functions with pluggy, which no kernel needs: a stand-in marks nothing.
+    """
+    pluggy = types.ModuleType("pluggy")
+    for name in ("HookimplMarker", "HookspecMarker"):
+        setattr(pluggy, name, lambda project: lambda *function, **options: (*function, _same)[0])
+    pluggy.PluginManager = object  # type: ignore[attr-defined]
+    sys.modules["pluggy"] = pluggy
+    plugins = (ROOT / "plugins" / name for name in ("quant_exl2", "kv_fp8"))
+    for source in (ROOT / "core" / "src", *(plugin / "src" for plugin in plugins)):
         sys.path.insert(0, str(source))
     if interpret:
         os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
@@ -49,6 +60,10 @@ def prepare(interpret: bool) -> str | None:
     if not torch.cuda.is_available():
         return "no CUDA device: run this on a GPU machine, or add --interpret to test the script"
     return None
+
+
+def _same(function: Any) -> Any:
+    return function
 
 
 def run_sections(only: set[str], seconds: float, interpret: bool) -> dict[str, Any]:
@@ -85,6 +100,24 @@ def _short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def short_table(report: dict[str, Any]) -> list[str]:
+    """What was found, a line for each kernel, shape and model: us, GB/s, share of the card's copy
+    bandwidth, tokens a second; and how many results were right."""
+    rows = [row for rows in report["sections"].values() for row in rows]
+    lines = [f"{'':44} {'us':>10} {'GB/s':>8} {'of copy':>8} {'tokens/s':>9}"]
+    for row in rows:
+        if not {"us", "tokens/s"} & set(row):
+            continue
+        share = f"{100 * row['share']:.1f} %" if "share" in row else ""
+        cells = [_short(row[key]) if key in row else "" for key in ("us", "GB/s", "tokens/s")]
+        lines.append(f"{row['what']:44} {cells[0]:>10} {cells[1]:>8} {share:>8} {cells[2]:>9}")
+    judged = [row for row in rows if "ok" in row]
+    right = sum(bool(row["ok"]) for row in judged)
+    lines.append(f"{right} of {len(judged)} results right on {report['device']['device']}")
+    lines.append(f"failed: {', '.join(report['failed']) or 'nothing'}")
+    return lines
+
+
 def main() -> int:
     arguments = parse_arguments()
     reason = prepare(arguments.interpret)
@@ -93,9 +126,9 @@ def main() -> int:
         return 2
     only = {name for name in arguments.only.split(",") if name}
     report = run_sections(only, arguments.seconds, arguments.interpret)
-    print(f"\nfailed: {', '.join(report['failed']) or 'nothing'}")
     line = json.dumps(report)
-    print(line, flush=True)
+    print(f"\n{line}\n")
+    print("\n".join(short_table(report)), flush=True)
     if out := os.environ.get("OUT"):
         Path(out, "bench_gpu.json").write_text(line + "\n")
     return 1 if report["failed"] else 0

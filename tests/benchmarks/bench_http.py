@@ -30,7 +30,7 @@ from ingle.bench.streams import Stamps, tokens_per_second
 from ingle.cli.session import Session
 from ingle.config import EngineConfig
 from ingle.demo_model import default_demo_model
-from ingle.registry.loader import default_cache_folder
+from ingle.plugin.cache_folder import default_cache_folder
 
 HOST = "127.0.0.1"
 NUM_PROMPT = 128

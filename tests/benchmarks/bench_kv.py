@@ -27,7 +27,7 @@ from ingle.engine.model_runner import ModelRunner
 from ingle.engine.step import ScheduledRequest, SchedulerOutput
 from ingle.model.compiled_decoder import CompiledDecoder
 from ingle.model.decoder import Decoder
-from ingle.registry.loader import default_cache_folder
+from ingle.plugin.cache_folder import default_cache_folder
 from ingle.request import SamplingParams
 
 FORMATS = ("auto", "int8", "fp8_e5m2", "fp8_e4m3", "int4", "k=int8,v=int4")

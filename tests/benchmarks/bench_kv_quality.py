@@ -14,8 +14,8 @@ from itertools import takewhile
 
 from ingle import LLM, SamplingParams
 from ingle.demo_model import default_demo_model
+from ingle.plugin.cache_folder import default_cache_folder
 from ingle.quantize.evaluation import EvaluationConfig, evaluations
-from ingle.registry.loader import default_cache_folder
 
 FORMATS = (
     "int8",

@@ -23,7 +23,7 @@ from ingle.engine.function_compiler import FunctionCompiler
 from ingle.model.huge_pages import HugePages
 from ingle.plugin import AffineWeight, DeviceInfo, KernelUse, LinearWeight
 from ingle.plugin.affine_packing import pack_bits
-from ingle.registry.loader import default_cache_folder
+from ingle.plugin.cache_folder import default_cache_folder
 from ingle_quant_exl2.layout import parse_layout
 from ingle_quant_exl2.packing import pack_codes, pack_scale_codes
 from ingle_quant_exl2.plugin import ingle_matmul_kernels as exl2_kernels

@@ -24,10 +24,10 @@ from typing import Any
 from quant_list import Wanted, checks, markdown, wanted_quants
 
 from ingle.demo_model import default_demo_model
+from ingle.plugin.cache_folder import default_cache_folder
 from ingle.quantize.evaluation import Evaluation, EvaluationConfig, evaluations
 from ingle.quantize.quality_plot import write_plot
 from ingle.quantize.stored_bits import stored_bits
-from ingle.registry.loader import default_cache_folder
 
 MADE_AT_ONCE = 5
 """Quants that are made before they are measured, so that a killed run has lost little."""

@@ -21,7 +21,7 @@ from ingle import LLM, SamplingParams
 from ingle.checkpoint.chat_template import Conversation
 from ingle.demo_model import default_demo_model
 from ingle.engine.engine_core import EngineCore
-from ingle.registry.loader import default_cache_folder
+from ingle.plugin.cache_folder import default_cache_folder
 
 TEXT = (
     "The harbour lay quiet in the grey morning, and the fishing boats rocked against the "

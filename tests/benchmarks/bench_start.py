@@ -24,7 +24,7 @@ from pathlib import Path
 from ingle.bench.streams import Address, stream
 from ingle.demo_model import default_demo_model
 from ingle.errors import IngleError
-from ingle.registry.loader import default_cache_folder
+from ingle.plugin.cache_folder import default_cache_folder
 
 RUN = "import sys; from ingle.cli import main; sys.exit(main(sys.argv[1:]))"
 LOAD = """

@@ -22,7 +22,7 @@ from typing import Any
 
 from ingle import LLM, GrammarSpec, SamplingParams
 from ingle.demo_model import default_demo_model
-from ingle.registry.loader import default_cache_folder
+from ingle.plugin.cache_folder import default_cache_folder
 
 PROMPT = "<|im_start|>user\nList people as JSON.<|im_end|>\n<|im_start|>assistant\n"
 PERSON = {

@@ -35,7 +35,7 @@ yaml.load("x")
 
 MAY_READ_ENVIRONMENT = (
     "core/src/ingle/config.py",
-    "core/src/ingle/registry/loader.py",
+    "core/src/ingle/plugin/cache_folder.py",
     "core/src/ingle/cli/",
     "server/src/ingle_server/config.py",
 )

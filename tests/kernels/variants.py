@@ -190,10 +190,14 @@ def attention(
         "BN": config.block_tokens, "SPLITS": config.splits, "STAGES": config.num_stages,
         "WINDOW": 0, "SOFTCAP": False,
     }  # fmt: skip
+    # without a split the launcher hands over the output in place of what merging needs
+    merging = "partials=*fp32:16,stats=*fp32:16,counters=*i32:16"
+    if config.splits == 1:
+        merging = ",".join(f"{name}=*{dtype}:16" for name in ("partials", "stats", "counters"))
     signature = (
         f"query=*{dtype}:16,k_side={k},v_side={v},block_table=*i32:16,seq_lens=*i32:16,"
-        f"row_starts=*i32:16,new_lens=*i32:16,out=*{dtype}:16,partials=*fp32:16,stats=*fp32:16,"
-        "counters=*i32:16,softmax_scale=fp32,softcap=fp32,table_stride=i32"
+        f"row_starts=*i32:16,new_lens=*i32:16,out=*{dtype}:16,{merging},softmax_scale=fp32,"
+        "softcap=fp32,table_stride=i32"
     )
     constants |= changes
     bound = Softmax(

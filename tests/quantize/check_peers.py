@@ -23,9 +23,9 @@ from packed_reader import dense_state
 from safetensors import safe_open
 
 from ingle.checkpoint.tokenizer import load_tokenizer
+from ingle.plugin.cache_folder import default_cache_folder
 from ingle.quantize.evaluation import EvaluationConfig
 from ingle.quantize.teacher_forcing import load_forced
-from ingle.registry.loader import default_cache_folder
 
 BOUNDS = {"description": 1e-4, "transformers": 3e-2, "gptqmodel": 1e-2}
 """Root mean square of the difference over the standard deviation. The description's weights leave

@@ -3,16 +3,13 @@ plugin choice, self-checks, packed weights, block-major caches, decode attention
 
 from __future__ import annotations
 
-import importlib.util
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from interpreted_device import CARD
-from safetensors.torch import save_file
-from transformers import LlamaConfig, LlamaForCausalLM
+from packed_model import checkpoint, installed_plugins  # noqa: F401
 
 from ingle.attention.paged_cuda import PagedCUDAAttention
 from ingle.config import EngineConfig
@@ -22,69 +19,6 @@ from ingle.engine.model_runner import ModelRunner
 from ingle.engine.step import ScheduledRequest, SchedulerOutput
 from ingle.model.decoder import Decoder
 from ingle.request import SamplingParams
-
-PACKER = Path(__file__).parents[2] / "formats" / "round_to_nearest.py"
-CONFIG = {
-    "hidden_size": 128,
-    "intermediate_size": 256,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 128,
-    "max_position_embeddings": 128,
-    "tie_word_embeddings": False,
-}
-PACKAGES = {
-    "ingle-quant-gptq": ("gptq", "ingle_quant_gptq.plugin"),
-    "ingle-kv-fp8": ("fp8", "ingle_kv_fp8.plugin"),
-}
-
-
-@pytest.fixture(autouse=True)
-def installed_plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The format plugins as if they were installed, and no self-check from an earlier run."""
-    for package, (name, module) in PACKAGES.items():
-        folder = tmp_path / "site" / f"{package.replace('-', '_')}-0.1.0.dist-info"
-        folder.mkdir(parents=True)
-        (folder / "METADATA").write_text(
-            f"Metadata-Version: 2.1\nName: {package}\nVersion: 0.1.0\n"
-        )
-        (folder / "entry_points.txt").write_text(f"[ingle.plugins]\n{name} = {module}\n")
-    monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    monkeypatch.setenv("INGLE_CACHE", str(tmp_path / "cache"))
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory, demo_model_dir: Path) -> Path:
-    """A random Llama of one layer, packed as GPTQ with 4 bits; the down projection act-order."""
-    spec = importlib.util.spec_from_file_location("round_to_nearest", PACKER)
-    assert spec is not None
-    assert spec.loader is not None
-    packer: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(packer)
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**CONFIG))
-    tensors: dict[str, torch.Tensor] = {}
-    for name, parameter in model.named_parameters():
-        linear = name.removesuffix(".weight")
-        if not linear.endswith("_proj"):
-            tensors[name] = parameter.detach().half()
-            continue
-        order = torch.randperm(parameter.shape[1]) if linear.endswith("down_proj") else None
-        packed = packer.pack_gptq(parameter.detach(), 4, 32, False, order)
-        tensors |= {f"{linear}.{role}": tensor for role, tensor in packed.items()}
-    folder = tmp_path_factory.mktemp("gptq")
-    save_file(tensors, folder / "model.safetensors")
-    quantization = {"quant_method": "gptq", "bits": 4, "group_size": 32}
-    config = {
-        **model.config.to_dict(),
-        "torch_dtype": "float16",
-        "architectures": ["LlamaForCausalLM"],
-    }
-    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": quantization}))
-    for file in ("tokenizer.json", "tokenizer_config.json"):
-        (folder / file).write_bytes((demo_model_dir / file).read_bytes())
-    return folder
 
 
 def open_core(folder: Path, **options: Any) -> EngineCore:
@@ -158,7 +92,10 @@ def relative_error(found: torch.Tensor, wanted: torch.Tensor) -> float:
     ],
 )
 def test_an_engine_on_a_card_computes_what_one_on_a_cpu_computes(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, cache: str, bound: float
+    checkpoint: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    cache: str,
+    bound: float,
 ) -> None:
     wanted = logits_of(open_core(checkpoint, kv_cache_dtype=cache))
     core = open_on_card(checkpoint, monkeypatch, kv_cache_dtype=cache, enforce_eager=True)
@@ -168,7 +105,8 @@ def test_an_engine_on_a_card_computes_what_one_on_a_cpu_computes(
 
 
 def test_packed_linears_get_the_triton_kernel_and_attention_reads_in_place(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     core = open_on_card(checkpoint, monkeypatch, enforce_eager=True)
     chosen = core.info.plugin_report["chosen"]

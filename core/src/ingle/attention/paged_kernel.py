@@ -189,12 +189,13 @@ def paged_attention_kernel(
                     WINDOW, SOFTCAP, True,
                 )  # fmt: skip
             is_last = used == 1
-            if used > 1:
-                place = b * HK + head
-                acc, total, is_last = _merge(
-                    acc, peak, total, partials, stats, counters + place, place * SPLITS, split,
-                    used, rm, rd, row_ok, BM, DP,
-                )  # fmt: skip
+            if SPLITS > 1:  # noqa: SIM102 (counters are no counters without a split)
+                if used > 1:
+                    place = b * HK + head
+                    acc, total, is_last = _merge(
+                        acc, peak, total, partials, stats, counters + place, place * SPLITS, split,
+                        used, rm, rd, row_ok, BM, DP,
+                    )  # fmt: skip
             if is_last:
                 acc = acc * (gain / tl.maximum(total, 1e-30))[:, None]
                 out_ptr = out + row[:, None] * D + rd[None, :]

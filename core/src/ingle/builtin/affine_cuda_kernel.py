@@ -6,6 +6,7 @@ Shape letters: R rows of activations, N output features as stored, K input featu
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -19,6 +20,7 @@ from ingle.builtin.affine_triton import (
     w4_workspace_bytes,
 )
 from ingle.builtin.split_k_triton import MAX_TILES
+from ingle.builtin.w4_tuning import TunedLaunches, graph_seconds, tune, weight_key
 from ingle.plugin import (
     AffineWeight,
     DeviceInfo,
@@ -51,6 +53,7 @@ class W4CudaKernel(MatmulKernel):
 
     def __init__(self, device: DeviceInfo) -> None:
         self._num_sms = multi_processors(device)
+        self._tuned = TunedLaunches(device)
 
     def supports(self, weight: LinearWeight, use: KernelUse) -> Support:
         """What fits the packed layout, on cards from compute capability 8.0 on."""
@@ -72,7 +75,7 @@ class W4CudaKernel(MatmulKernel):
         if not isinstance(weight, AffineWeight):
             return weight
         packed = pack_affine(weight)
-        config = default_w4_config(packed, self._num_sms)
+        config = self._tuned.get(packed) or default_w4_config(packed, self._num_sms)
         if packed.padded[0] // config.block_n > MAX_TILES:
             config = replace(config, splits=1)
         return W4CudaWeight(
@@ -84,6 +87,15 @@ class W4CudaKernel(MatmulKernel):
             input_order=weight.input_order,
             input_scale=weight.input_scale,
         )
+
+    def tune(self, weight: LinearWeight) -> str:
+        """Measures launches with one row, and keeps the fastest for later starts."""
+        if not isinstance(weight, W4CudaWeight):
+            return ""
+        packed = weight.packed
+        best, seconds = tune(packed, self._num_sms, partial(graph_seconds, packed))
+        self._tuned.add(packed, best, seconds)
+        return f"{weight_key(packed)}: {best}, {seconds * 1e6:.1f} us"
 
     def workspace_bytes(self, weight: LinearWeight, max_rows: int) -> int:
         """Counters and partial sums of the split along K."""
@@ -138,10 +150,8 @@ def misfit(weight: AffineWeight) -> str:
 
 
 def multi_processors(device: DeviceInfo) -> int:
-    """The card's multiprocessors; a common number where there is no card to ask."""
-    if torch.device(device.torch_device).type != "cuda" or not torch.cuda.is_available():
-        return 128
-    return int(torch.cuda.get_device_properties(device.index).multi_processor_count)
+    """The card's multiprocessors; a common number where nobody knows them."""
+    return device.multi_processors or 128
 
 
 def _decoded_product(x: torch.Tensor, weight: W4CudaWeight, out: torch.Tensor) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json as json_module
 import time
+from dataclasses import asdict
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from ingle.cli.demo_model import or_demo_model
 from ingle.config import EngineConfig
+from ingle.errors import ConfigError
 
 if TYPE_CHECKING:
     from ingle.cli.session import Session
@@ -22,17 +25,27 @@ PROMPT_TOKENS = 40
 
 
 def compile_kernels(
-    engine: EngineConfig, *, json: Annotated[bool, Parameter(negative=())] = False
+    engine: EngineConfig,
+    *,
+    card: str | None = None,
+    json: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:
     """Compile a model's kernels now, so that no server waits for them; the results stay on disk.
 
     On a CPU these are the decode kernels of the model's shape (and of --speculative-model's); on a
-    card, all that loading and decoding with up to --max-num-seqs sequences compiles. Running it
-    again takes a few seconds and compiles nothing. Useful while a container is built.
+    card, all that loading and decoding with up to --max-num-seqs sequences compiles, and how each
+    kind of weight is launched fastest is measured and kept for later starts. Running it again takes
+    a few seconds and compiles nothing. Useful while a container is built; --card does it without
+    the card, for what can be done without.
 
     Args:
+        card: Compile for a card that is not here, such as "RTX 4090" or sm_89:128 (architecture,
+            multiprocessors): what the model's engine launches there. Needs triton and no driver.
         json: Print JSON instead of a line.
     """
+    if card is not None:
+        _compile_for(engine, card, json)
+        return
     from ingle.cli.session import Session
 
     begun = time.perf_counter()
@@ -50,8 +63,10 @@ def compile_kernels(
 
 def _compile(session: Session) -> dict[str, Any]:
     from ingle.bench.measure import Measurer
+    from ingle.engine.linear_tuning import tune_linears
 
     core = session.core
+    report: dict[str, Any] = {}
     compilers = core.compilers
     missing = sum(compiler.num_missing for compiler in compilers)
     for compiler in compilers:
@@ -59,18 +74,44 @@ def _compile(session: Session) -> dict[str, Any]:
     if core.info.device.startswith("cuda"):
         measurer = Measurer(core)
         most = core.scheduler.limits.max_num_seqs
+        report["tuned"] = tune_linears(core)
         for batch in (size for size in BATCHES if size <= most):
             measurer.decode(batch, PROMPT_TOKENS, 2)
-    return {
+    return report | {
         "num_kernels": missing,
         "is_compiled": bool(compilers) and all(one.is_compiled for one in compilers),
     }
 
 
+def _compile_for(engine: EngineConfig, card: str, json: bool) -> None:
+    """For a card that is not here; Triton keeps the results, in ``$TRITON_CACHE_DIR``.
+
+    Raises:
+        ConfigError: When triton is missing, or the card is not known.
+    """
+    if find_spec("triton") is None:
+        raise ConfigError("--card needs triton: pip install 'ingle[triton]'.")
+    from ingle.engine.absent_card import compile_for, find_card
+
+    config, known = or_demo_model(engine), find_card(card)
+    batches = [size for size in BATCHES if size <= config.max_running]
+    found = compile_for(config, known, batches, PROMPT_TOKENS)
+    report = {"model": config.model, "card": known.name, **asdict(found)}
+    line = (
+        f"{found.num_compiled} kernels compiled for {known.name} in {found.seconds:.1f} s; "
+        f"{found.num_found} were there."
+    )
+    print(json_module.dumps(report, indent=2) if json else line)
+
+
 def _line(report: dict[str, Any]) -> str:
     seconds = report["compile_seconds"]
     if report["device"].startswith("cuda"):
-        return f"Decoding with every batch size was tried once, in {seconds:.1f} s."
+        tuned = len(report["tuned"])
+        return (
+            f"{tuned} kinds of weights were measured, and decoding with every batch size was tried "
+            f"once, in {seconds:.1f} s. The next start launches as was measured."
+        )
     if not report["is_compiled"]:
         return "Nothing is compiled for this model: its steps run as they are."
     return f"{report['num_kernels']} kernels compiled in {seconds:.1f} s; the others were there."

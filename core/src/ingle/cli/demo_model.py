@@ -29,7 +29,7 @@ def or_demo_model(engine: EngineConfig) -> EngineConfig:
     if engine.model:
         return engine
     from ingle.demo_model import DEMO_MODEL_NAME, default_demo_model
-    from ingle.registry.loader import default_cache_folder
+    from ingle.plugin.cache_folder import default_cache_folder
 
     folder = default_demo_model(default_cache_folder())
     print(f"ingle: no model given, so this is the demo model {DEMO_MODEL_NAME}.", file=sys.stderr)

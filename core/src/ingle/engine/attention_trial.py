@@ -49,9 +49,7 @@ def paged_attention(needs: AttentionNeeds) -> tuple[BackendMaker, str]:
 
 
 def _multi_processors(device: DeviceInfo) -> int:
-    if torch.device(device.torch_device).type != "cuda":
-        return INTERPRETED_SMS
-    return int(torch.cuda.get_device_properties(device.index).multi_processor_count)
+    return device.multi_processors or INTERPRETED_SMS
 
 
 def _trial(
@@ -71,6 +69,8 @@ def _trial(
     except (TritonError, RuntimeError, ValueError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         return f"the Triton kernel failed: {lines[0]}"
+    if needs.device.is_absent:
+        return ""
     error_norm = float((found - wanted).norm() / wanted.norm().clamp_min(1e-30))
     if not error_norm <= TOLERANCE:
         return f"the Triton kernel is wrong by {error_norm:.2g} (relative) on this device"

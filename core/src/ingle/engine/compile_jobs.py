@@ -9,9 +9,9 @@ from ingle.engine.decode_compiler import decode_compiler
 from ingle.engine.function_compiler import FunctionCompiler
 from ingle.engine.model_runner import ModelRunner
 from ingle.model.decoder import Decoder, Model
+from ingle.plugin.cache_folder import default_cache_folder
 from ingle.plugin.compiled_function import CompiledFunction
 from ingle.plugin.device import DeviceInfo
-from ingle.registry.loader import default_cache_folder
 
 
 def background_compiler(

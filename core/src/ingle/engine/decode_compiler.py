@@ -19,8 +19,8 @@ from ingle.model.segment_plan import (
     segment_weights,
 )
 from ingle.model.segment_shape import Shape
+from ingle.plugin.cache_folder import default_cache_folder
 from ingle.plugin.device import DeviceInfo
-from ingle.registry.loader import default_cache_folder
 
 
 class DecodeCompiler:

@@ -33,6 +33,7 @@ def choose_device(requested: str) -> DeviceInfo:
         capability=(properties.major, properties.minor),
         total_memory=properties.total_memory,
         name=properties.name,
+        multi_processors=properties.multi_processor_count,
     )
 
 

@@ -105,13 +105,16 @@ class Opened:
 
 
 def build_engine_core(
-    config: EngineConfig, on_progress: Callable[[int, int], None] | None = None
+    config: EngineConfig,
+    on_progress: Callable[[int, int], None] | None = None,
+    device: DeviceInfo | None = None,
 ) -> EngineCore:
     """Loads a model and everything around it.
 
     Args:
         config: What to load and how.
         on_progress: Called with (bytes read, bytes in all) while weights are read.
+        device: Where, in place of what ``config`` says.
 
     Raises:
         ConfigError: An option cannot work.
@@ -122,7 +125,7 @@ def build_engine_core(
     draft = None if config.draft_model is None else load_draft(config, build_engine_core)
     path = resolve_model(config.model, config.revision)
     with LoadProgress(path, on_progress=on_progress) as progress:
-        opened = choose_parts(config, path, progress.checkpoint)
+        opened = choose_parts(config, path, progress.checkpoint, device)
         tokenizer = load_tokenizer(config.tokenizer or path, read_template(config.chat_template))
         before = held_bytes(opened.device)
         memory, plan = _plan(config, opened)
@@ -165,11 +168,13 @@ def build_engine_core(
     return core
 
 
-def choose_parts(config: EngineConfig, path: Path, checkpoint: Checkpoint) -> Opened:
+def choose_parts(
+    config: EngineConfig, path: Path, checkpoint: Checkpoint, device: DeviceInfo | None = None
+) -> Opened:
     """Chooses formats, device and dtype for a checkpoint; reads headers only."""
     info = overridden(config, checkpoint.info())
     model = read_model(config, path, info)
-    device = choose_device(config.device)
+    device = device or choose_device(config.device)
     registry = load_plugins(config.disable_plugin, config.strict_plugins)
     return Opened(
         checkpoint=checkpoint,

@@ -23,8 +23,8 @@ from ingle.engine.kv_exact import (
 from ingle.engine.kv_scale_file import ScaleFile
 from ingle.model.decoder import Model
 from ingle.plugin import CheckpointInfo, DeviceInfo, KVCacheFormat, KVStore
+from ingle.plugin.cache_folder import default_cache_folder
 from ingle.plugin.checkpoint import TensorReader
-from ingle.registry.loader import default_cache_folder
 
 logger = logging.getLogger("ingle.engine")
 

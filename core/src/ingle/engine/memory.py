@@ -66,7 +66,9 @@ class Alternatives:
 
 
 def available_bytes(device: DeviceInfo) -> int:
-    """Memory free for use right now."""
+    """Memory free for use right now; all of a card that is absent."""
+    if device.is_absent:
+        return device.total_memory
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device.index)[0])
     return available_host_bytes()
@@ -74,7 +76,9 @@ def available_bytes(device: DeviceInfo) -> int:
 
 def held_bytes(device: DeviceInfo) -> int | None:
     """Memory that is taken: by this process on a CPU, by everybody on a card. Only differences
-    mean anything. None where the system does not say."""
+    mean anything. None where the system does not say, and for a card that is absent."""
+    if device.is_absent:
+        return None
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device.index)
         return int(total - free)

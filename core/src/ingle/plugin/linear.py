@@ -293,6 +293,15 @@ class MatmulKernel(ABC):
         it calls them from the thread that runs steps, which goes on while core compiles."""
         return ()
 
+    def tune(self, weight: LinearWeight) -> str:
+        """Measures on this device how a prepared weight is launched best, and keeps it on disk for
+        later starts. Called by ``ingle compile``, never while an engine starts or serves.
+
+        Returns:
+            What was found, in a line; empty where there is nothing to choose.
+        """
+        return ""
+
     def workspace_bytes(self, weight: LinearWeight, max_rows: int) -> int:
         """Scratch it needs for up to ``max_rows`` rows.
 

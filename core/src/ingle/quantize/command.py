@@ -19,6 +19,7 @@ from ingle.checkpoint.safetensors import open_checkpoint
 from ingle.checkpoint.tokenizer import load_tokenizer
 from ingle.engine.device import choose_device
 from ingle.errors import CapacityError, CheckpointError, ConfigError
+from ingle.plugin.cache_folder import default_cache_folder
 from ingle.plugin.linear import WeightFormat
 from ingle.quantize.block import HEAD
 from ingle.quantize.calibration import (
@@ -36,7 +37,7 @@ from ingle.quantize.run import QuantizeRun, Source
 from ingle.quantize.stored_bits import stored_bits
 from ingle.quantize.tensor_file import write_text
 from ingle.registry.choose import find_by_name, quant_method
-from ingle.registry.loader import default_cache_folder, load_plugins
+from ingle.registry.loader import load_plugins
 
 KL_TOKENS = 2048
 """Tokens over which the card's divergence is measured."""

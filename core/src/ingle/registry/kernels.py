@@ -124,7 +124,8 @@ class KernelSelector:
         repack = repack and type(kernel).prepare is not MatmulKernel.prepare
         key = self_check_key(offer.record, kernel, weight, use)
         reference, spare = None, None
-        if kernel.name != FALLBACK_KERNEL and self._checks.get(key) is None:
+        is_checked = kernel.name != FALLBACK_KERNEL and not use.device.is_absent
+        if is_checked and self._checks.get(key) is None:
             reference = self._reference(weight)
             spare = copy_of(weight) if repack else weight
         prepared = offer.record.attempt(

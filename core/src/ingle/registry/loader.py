@@ -6,7 +6,6 @@ first exception. Here every plugin has a manager of its own.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +19,7 @@ import pluggy
 import ingle
 from ingle.errors import ConfigError, PluginError
 from ingle.plugin import API_VERSION, ENTRY_POINT_GROUP, hookspecs
+from ingle.plugin.cache_folder import default_cache_folder
 from ingle.plugin.hookspecs import PROJECT_NAME
 from ingle.registry.plugin_registry import PluginRegistry
 from ingle.registry.record import PluginRecord, spelling
@@ -76,11 +76,6 @@ def load_plugins(
     )
     registry.weight_formats()
     return registry
-
-
-def default_cache_folder() -> Path:
-    """``$INGLE_CACHE``, or ``~/.cache/ingle``."""
-    return Path(os.environ.get("INGLE_CACHE") or Path.home() / ".cache" / "ingle")
 
 
 def builtin_candidates() -> Iterator[Candidate]:

@@ -91,7 +91,7 @@ class Fp8Store(KVStore):
         self.has_checkpoint_scale = False
         self.is_written = False
         self._has_fp8 = (device.capability or (0, 0)) >= HARDWARE_FP8
-        self._has_assembly = device.torch_device != "cpu" and torch.version.cuda is not None
+        self._has_assembly = self.codes.is_cuda and torch.version.cuda is not None
 
     def paged(self) -> PagedSide | None:
         """Codes and scales per head on CUDA, see ``triton_io``; else None."""

@@ -208,10 +208,8 @@ class Exl2CudaKernel(MatmulKernel):
 
 
 def multi_processors(device: DeviceInfo) -> int:
-    """The card's multiprocessors; a common number where there is no card to ask."""
-    if torch.device(device.torch_device).type != "cuda" or not torch.cuda.is_available():
-        return 128
-    return int(torch.cuda.get_device_properties(device.index).multi_processor_count)
+    """The card's multiprocessors; a common number where nobody knows them."""
+    return device.multi_processors or 128
 
 
 def _decoded_product(x: torch.Tensor, weight: PlanesExl2Weight, out: torch.Tensor) -> None:

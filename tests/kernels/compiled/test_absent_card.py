@@ -1,0 +1,93 @@
+"""A model's kernels compiled for a card that is not here, as the engine will launch them there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from packed_model import checkpoint, installed_plugins  # noqa: F401
+from triton import knobs
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
+
+from ingle.attention.paged_kernel import paged_attention_kernel
+from ingle.attention.paged_write import rotate_and_write_kernel
+from ingle.builtin.affine_triton import default_w4_config, matmul_w4, pack_w4, w4_decode_kernel
+from ingle.cli.compile import compile_kernels
+from ingle.config import EngineConfig
+from ingle.engine.absent_card import Compiled, find_card, pretending
+from ingle.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Triton's cache, with nothing in it on disk or in memory."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    forget()
+    return tmp_path / "triton"
+
+
+def forget() -> None:
+    for kernel in (w4_decode_kernel, paged_attention_kernel, rotate_and_write_kernel):
+        kernel.device_caches.clear()
+
+
+@pytest.mark.parametrize(
+    ("asked", "capability", "count"),
+    [("rtx 4090", (8, 9), 128), ("sm_120:170", (12, 0), 170), ("A100", (8, 0), 108)],
+)
+def test_a_card_is_found_by_name_or_by_its_numbers(
+    asked: str, capability: tuple[int, int], count: int
+) -> None:
+    card = find_card(asked)
+    assert (card.capability, card.multi_processors) == (capability, count)
+    assert (card.type, card.torch_device, card.is_absent) == ("cuda", "cpu", True)
+
+
+@pytest.mark.parametrize("asked", ["RTX 9999", "sm_89", "", "89:128"])
+def test_an_unknown_card_is_refused(asked: str) -> None:
+    with pytest.raises(ConfigError, match="sm_89:128"):
+        find_card(asked)
+
+
+def test_a_launch_compiles_with_assembly_and_leaves_no_trace() -> None:
+    packed = pack_w4(torch.randint(0, 16, (64, 128)), torch.ones(1, 64).half(), None, 128)
+    x, out = torch.ones(2, 128).half(), torch.zeros(2, 64).half()
+    launch, before, found = JITFunction.run, driver._active, Compiled()
+    for number in range(2):
+        with pretending(find_card("RTX 3090"), found):
+            assert x.is_cuda
+            matmul_w4(x, packed, default_w4_config(packed, 82), out=out)
+        assert (found.num_compiled, found.num_found) == (1, number)
+        ((kernels, *_),) = w4_decode_kernel.device_caches.values()
+        (kernel,) = kernels.values()
+        assert "lop3" in kernel.asm["ptx"]  # the inline assembly that a card is given
+        assert ".target sm_86" in kernel.asm["ptx"]
+        forget()
+    assert not x.is_cuda
+    assert (out == 0).all()
+    assert JITFunction.run is launch
+    assert driver._active is before
+    assert knobs.compilation.listener is None
+
+
+@pytest.mark.slow
+def test_a_model_is_compiled_once_with_everything_that_its_engine_chooses_on_the_card(
+    checkpoint: Path,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config = EngineConfig(
+        model=str(checkpoint), dtype="bfloat16", max_num_seqs=16, strict_plugins=True
+    )
+    said = []
+    for _ in range(2):
+        compile_kernels(config, card="RTX 4090")
+        said.append(capsys.readouterr().out)
+        assert "gathers keys" not in said[-1]
+        forget()
+    number = int(said[0].split()[0])
+    assert number > 8
+    assert said[0].startswith(f"{number} kernels compiled for RTX 4090 in ")
+    assert said[1].startswith("0 kernels compiled for RTX 4090 in ")
+    assert f"; {number} were there." in said[1]
