@@ -75,16 +75,23 @@ def test_a_launch_compiles_with_assembly_and_leaves_no_trace() -> None:
 @pytest.mark.slow
 def test_a_model_is_compiled_once_with_everything_that_its_engine_chooses_on_the_card(
     checkpoint: Path,  # noqa: F811
+    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     config = EngineConfig(
-        model=str(checkpoint), dtype="bfloat16", max_num_seqs=16, strict_plugins=True
+        model=str(checkpoint),
+        dtype="bfloat16",
+        kv_cache_dtype="fp8",
+        max_num_seqs=16,
+        strict_plugins=True,
     )
     said = []
     for _ in range(2):
         compile_kernels(config, card="RTX 4090")
         said.append(capsys.readouterr().out)
-        assert "gathers keys" not in said[-1]
+        assert "gathers keys" not in caplog.text
+        assert not list((tmp_path / "cache").rglob("*.json"))  # nothing was measured
         forget()
     number = int(said[0].split()[0])
     assert number > 8

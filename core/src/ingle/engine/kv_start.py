@@ -100,10 +100,10 @@ def settle_caches(
 ) -> str:
     """Measures missing scales, then checks the caches; what came of it, in one line.
 
-    Nothing is done for caches that keep everything exactly.
+    Nothing is done for caches that keep everything exactly, nor on a card that is absent.
     """
     forms = {id(form): form for cache in caches for form, _ in _sides(cache)}.values()
-    if all(form is start.exact for form in forms) or not start.prompt:
+    if all(form is start.exact for form in forms) or not start.prompt or start.device.is_absent:
         return ""
     wanting = _wanting(caches, scaled)
     measure = bool(wanting) and start.config.calculate_kv_scales
