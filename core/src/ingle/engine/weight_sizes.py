@@ -31,7 +31,8 @@ class WeightSizes:
         streamable_bytes: By layer, first to last, what its linears take as packed: that may come
             over from host memory.
         copied_bytes: What compiled decode steps on a CPU read beside the weights as prompts do:
-            the dense linears once more; 0 where a linear cannot be compiled.
+            the dense linears and the scales of the others once more; 0 where a linear cannot be
+            compiled.
     """
 
     layers_bytes: int
@@ -118,12 +119,15 @@ def _by_layer(linears: Sequence[_Linear], num_layers: int) -> tuple[int, ...]:
 
 
 def _copied_bytes(linears: Sequence[_Linear], tied_head: int) -> int:
-    """The dense ones among the layers' linears and the head, when all of them can be compiled.
+    """The dense ones among the layers' linears and the head, and twice the scales and zeros of the
+    packed ones (in vectors: exact within a quarter), when all of them can be compiled.
     ``tied_head``: bytes of a head that is the embedding."""
     read = [x for x in linears if _LAYER.search(x.name) or x.name.endswith(HEAD)]
     if not all(linear.has_row_product for linear in read):
         return 0
-    return tied_head + sum(linear.num_bytes for linear in read if linear.is_dense)
+    dense = sum(linear.num_bytes for linear in read if linear.is_dense)
+    tables = sum(linear.num_bytes - linear.values // 2 for linear in read if not linear.is_dense)
+    return tied_head + dense + 2 * max(0, tables)
 
 
 def _packed_linears(packed: WeightLoader | None) -> Iterator[_Linear]:
