@@ -23,7 +23,8 @@ from ingle.attention.paged_triton import Softmax
 from ingle.builtin.affine_cuda_weight import decode_tiles
 from ingle.builtin.affine_triton import MAX_ROWS, PackedW4, default_w4_config, matmul_w4
 from ingle.builtin.kv_native import BlockMajorStore, NativeKVCache
-from ingle.engine.graph_step import GraphStep, RowStart, StepSize
+from ingle.engine.device_step import RowStart
+from ingle.engine.graph_step import GraphStep, StepSize
 from ingle.model.decoder import Decoder, DecoderLayer, HeadShape, SelfAttention
 from ingle.model.feed_forward import MLP
 from ingle.model.layers import RMSNorm

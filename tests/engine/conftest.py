@@ -304,6 +304,12 @@ def checking_runner() -> type[CheckingRunner]:
 
 
 @pytest.fixture
+def next_token_of() -> Callable[..., int]:
+    """``next_token``."""
+    return next_token
+
+
+@pytest.fixture
 def undisturbed_tokens() -> Callable[..., tuple[list[int], FinishReason]]:
     """``undisturbed``."""
     return undisturbed

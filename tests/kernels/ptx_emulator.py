@@ -28,9 +28,13 @@ def _to_bfloat(numbers: np.ndarray) -> Register:
 
 
 def _lop3(a: Register, b: Register, c: Register, table: Register) -> Register:
-    """0xEA is (a & b) | c, the only table the kernels use."""
-    assert int(table[0]) == 0xEA
-    return (a & b) | c
+    """Bit by bit, what the table says of the three: its bit 4 a + 2 b + c."""
+    out = np.zeros_like(a)
+    for entry in range(8):
+        if int(table[0]) >> entry & 1:
+            wanted = [x if entry & bit else ~x for x, bit in ((a, 4), (b, 2), (c, 1))]
+            out |= wanted[0] & wanted[1] & wanted[2]
+    return out
 
 
 def _prmt(a: Register, b: Register, selector: Register) -> Register:

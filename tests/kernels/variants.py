@@ -13,6 +13,7 @@ from math import gcd
 from typing import Any
 
 import triton.language as tl
+from figures import ALLOWED, MISSED, figure_of
 
 from ingle.attention.paged_kernel import paged_attention_kernel
 from ingle.attention.paged_triton import (
@@ -25,7 +26,7 @@ from ingle.attention.paged_triton import (
 from ingle.builtin.affine_triton import w4_decode_kernel
 from ingle.builtin.kv_int_triton import read_int4, read_int8
 from ingle.builtin.kv_native_triton import read_native
-from ingle.builtin.tile_triton import tile_kernel
+from ingle.builtin.tile_triton import MOST_REGISTERS, tile_kernel
 from ingle.plugin.affine_decode import decode_affine
 from ingle.testing.triton_compile import (
     ARCHITECTURES,
@@ -62,10 +63,10 @@ class Variant:
     def most(self, arch: int) -> float:
         """Most instructions per item on ``arch``: the budget, and a tenth above the design's figure
         where it has one."""
-        figures = FIGURES.get(self.name)
-        if figures is None:
+        figure = figure_of(self.name, arch)
+        if figure is None or self.name in MISSED:
             return self.budget
-        return min(self.budget, 1.1 * figures.get(arch, max(figures.values())))
+        return min(self.budget, ALLOWED * figure)
 
     def compile(self, arch: int) -> CompileReport:
         return compile_kernel(
@@ -100,26 +101,6 @@ class Variant:
             num_stages=self.num_stages,
             maxnreg=self.max_registers,
         )
-
-
-def _on(ampere: float, hopper: float, blackwell: float) -> Mapping[int, float]:
-    return {86: ampere, 90: hopper, 120: blackwell}
-
-
-FIGURES: Mapping[str, Mapping[int, float]] = {
-    "W4 1-8 rows": _on(1.88, 1.97, 1.83),
-    "W4 1-8 rows, bf16": _on(2.5, 2.5, 2.5),
-    "W4 16 rows": _on(2.2, 2.4, 2.1),
-    "W4 32 rows": _on(2.6, 2.6, 2.6),
-    "EXL2 2 bit, g128": _on(1.7, 1.8, 1.8),
-    "EXL2 3 bit, g128": _on(2.9, 2.9, 2.9),
-    "EXL2 4 bit, g128": _on(1.8, 1.8, 1.9),
-    "EXL2 5 bit, g128": _on(2.9, 3.0, 3.0),
-    "EXL2 6 bit, g128": _on(2.9, 3.0, 3.0),
-    "EXL2 8 bit, g128": _on(2.2, 2.2, 2.2),
-}
-"""What the design counted in the main loop of its sketches (KERNELS.md, section 3), per weight. It
-has no figures for sm_80 and sm_89: there its highest of the others counts."""
 
 
 def w4(name: str, budget: float, **changes: Any) -> Variant:
@@ -257,6 +238,7 @@ def tiles(name: str, budget: float, dtype: str = "fp16", **changes: Any) -> Vari
         num_stages=3,
         items_per_lane=constants["BN"] * constants["BK"] / 128,
         budget=budget,
+        max_registers=MOST_REGISTERS,
     )
 
 
@@ -294,6 +276,7 @@ FULL = (
     exl2("5 bit, g128", 3.2, ((5, 128),)),
     exl2("8 bit, g128", 2.4, ((8, 128),)),
     exl2("3 bit, g32", 3.8, ((3, 32),)),
+    attention(5.8, PAGE=16),
     exl2("4 bit, g128, bf16", 3.6, ((4, 128),), BF16=True),
     exl2("4 bit, g128, 16 rows", 2.4, ((4, 128),), BM=16),
     exl2("8 + 4 + 3 bit", 3.1, ((3, 128), (4, 128), (8, 32))),
@@ -314,7 +297,7 @@ def quick_variants(arch: int) -> tuple[Variant, ...]:
 
 def full_variants(arch: int) -> tuple[Variant, ...]:
     """All others of the table that run on ``arch``."""
-    return FULL
+    return (*FULL, attention(8.1, "e4m3", by_card=arch >= 89, PAGE=16))
 
 
 def every_attention(arch: int) -> tuple[Variant, ...]:

@@ -62,6 +62,8 @@ class Stats:
     num_drafts_total: int = 0
     num_draft_tokens_total: int = 0
     num_accepted_tokens_total: int = 0
+    decode_steps_total: Mapping[str, int] = field(default_factory=dict)
+    num_rows_in_vain_total: int = 0
     requests_finished_total: Mapping[str, int] = field(default_factory=dict)
     time_to_first_token_seconds: Histogram = field(default_factory=Histogram)
     inter_token_seconds: Histogram = field(default_factory=Histogram)

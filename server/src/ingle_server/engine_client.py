@@ -112,6 +112,16 @@ class EngineStats(Protocol):
         ...
 
     @property
+    def decode_steps_total(self) -> Mapping[str, int]:
+        """Steps, by whether the next one was begun before their tokens were read, or why not."""
+        ...
+
+    @property
+    def num_rows_in_vain_total(self) -> int:
+        """Tokens that were begun ahead and nobody wanted."""
+        ...
+
+    @property
     def num_drafts_total(self) -> int:
         """Guesses of next tokens that were computed."""
         ...

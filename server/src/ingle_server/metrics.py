@@ -92,8 +92,15 @@ def _counters(stats: EngineStats) -> Iterator[Metric]:
             "Tokens guessed right.",
             stats.num_accepted_tokens_total,
         ),
+        ("rows_in_vain", "Tokens begun ahead for nobody.", stats.num_rows_in_vain_total),
     ):
         yield CounterMetricFamily(f"ingle_{name}", text, value=value)
+    steps = CounterMetricFamily(
+        "ingle_decode_steps", "Steps, by how the next one was begun.", labels=["next"]
+    )
+    for reason, count in stats.decode_steps_total.items():
+        steps.add_metric([reason], count)
+    yield steps
     ended = CounterMetricFamily(
         "ingle_request_success", "Sequences ended, by reason.", labels=["finished_reason"]
     )

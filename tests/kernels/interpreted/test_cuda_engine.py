@@ -161,7 +161,7 @@ def test_an_engine_on_a_card_computes_what_one_on_a_cpu_computes(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, cache: str, bound: float
 ) -> None:
     wanted = logits_of(open_core(checkpoint, kv_cache_dtype=cache))
-    core = open_on_card(checkpoint, monkeypatch, kv_cache_dtype=cache)
+    core = open_on_card(checkpoint, monkeypatch, kv_cache_dtype=cache, enforce_eager=True)
     found = logits_of(core)
     for ours, theirs in zip(found, wanted, strict=True):
         assert relative_error(ours, theirs) < bound
@@ -170,7 +170,7 @@ def test_an_engine_on_a_card_computes_what_one_on_a_cpu_computes(
 def test_packed_linears_get_the_triton_kernel_and_attention_reads_in_place(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    core = open_on_card(checkpoint, monkeypatch)
+    core = open_on_card(checkpoint, monkeypatch, enforce_eager=True)
     chosen = core.info.plugin_report["chosen"]
     assert chosen["linears_per_kernel"]["w4_triton"] == 4  # qkv and gate_up are fused
     assert set(chosen["linears_per_kernel"]) == {"w4_triton", "dense_torch"}

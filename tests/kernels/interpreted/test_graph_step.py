@@ -3,6 +3,7 @@ plain steps, drawn on the device and fed back there."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import pytest
 import torch
 from test_cuda_engine import checkpoint, installed_plugins, open_on_card, share  # noqa: F401
 
+from ingle.engine.device_step import RowStart, draws_on_device
 from ingle.engine.engine_core import EngineCore
-from ingle.engine.graph_step import RING, GraphStep, RowStart, StepSize, draws_on_device, why_not
+from ingle.engine.graph_step import RING, GraphStep, StepRows, StepSize, empty_rows, why_not
 from ingle.engine.model_runner import ModelRunner
 from ingle.engine.step import SchedulerOutput
 from ingle.model.decoder import Decoder
@@ -30,7 +32,7 @@ EAGER_TABLES, GRAPH_TABLES = ((1, 2), (3, 4, 5)), ((8, 6), (11, 9, 7))
 @pytest.fixture
 def core(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> EngineCore:  # noqa: F811
     """An engine that takes the CPU for a card."""
-    return open_on_card(checkpoint, monkeypatch)
+    return open_on_card(checkpoint, monkeypatch, enforce_eager=True)
 
 
 def execute(runner: ModelRunner, number: int, tokens: list[int], start: int, table: Any) -> int:
@@ -53,6 +55,7 @@ def plain_tokens(runner: ModelRunner, number: int, table: Any) -> list[int]:
     return tokens[len(prompt) :]
 
 
+@pytest.mark.slow
 def test_the_steps_of_a_graph_draw_what_plain_steps_draw(core: EngineCore) -> None:
     runner = core.runner
     assert isinstance(runner, ModelRunner)
@@ -82,6 +85,34 @@ def test_the_steps_of_a_graph_draw_what_plain_steps_draw(core: EngineCore) -> No
     assert step.tokens(step.run())[2] >= 0
 
 
+def run_requests(core: EngineCore) -> dict[str, list[int]]:
+    """Two requests, the second a step later."""
+    found: dict[str, list[int]] = {"0": [], "1": []}
+    for number in range(2):
+        prompt, params, seed = ROWS[number]
+        wanted = replace(params, seed=seed, max_tokens=4 - number, ignore_eos=True)
+        core.add_request(str(number), prompt, wanted)
+        for output in core.step():
+            found[output.request_id] += output.outputs[0].token_ids
+    while core.has_work():
+        for output in core.step():
+            found[output.request_id] += output.outputs[0].token_ids
+    return found
+
+
+def test_an_engine_on_a_card_runs_ahead_and_says_so(
+    checkpoint: Path,  # noqa: F811
+    core: EngineCore,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert core.ahead is None
+    assert core.info.load_report.endswith("Decode steps are no CUDA graphs: --enforce-eager.")
+    ahead = open_on_card(checkpoint, monkeypatch)
+    assert "Decode steps are CUDA graphs, begun one ahead" in ahead.info.load_report
+    assert run_requests(ahead) == run_requests(core)
+    assert ahead.stats().decode_steps_total["ahead"] >= 3
+
+
 @pytest.mark.slow
 def test_random_numbers_come_ahead_faults_are_marked_and_refusals_named(
     core: EngineCore, monkeypatch: pytest.MonkeyPatch
@@ -93,9 +124,9 @@ def test_random_numbers_come_ahead_faults_are_marked_and_refusals_named(
     step = GraphStep(runner.model, runner.caches, size)
     used: list[float] = []
 
-    def body() -> None:
-        used.append(float(step._numbers[0, int(step._positions[0]) % RING]))
-        step._positions += step._moves
+    def body(rows: StepRows) -> None:
+        used.append(float(rows.numbers[0, int(rows.positions[0]) % RING]))
+        rows.positions.add_(rows.moves)
 
     monkeypatch.setattr(step, "_body", body)
     params = SamplingParams(temperature=1.0)
@@ -105,10 +136,9 @@ def test_random_numbers_come_ahead_faults_are_marked_and_refusals_named(
         step.run()
     assert used == [uniform(7, 3 + number) for number in range(3 * RING)]
     step.clear(0)
-    step._greedy[:] = True
     logits = torch.zeros(2, 128)
     logits[0, 5], logits[1, 3] = float("nan"), 1.0
-    assert step._draw(logits).tolist() == [-1, 3]
+    assert step._draw(empty_rows(size, step.device), logits).tolist() == [-1, 3]
     assert "own decoder" in why_not(object(), runner.caches)
     monkeypatch.setattr(type(runner.caches[0].k_store), "paged", lambda store: None)
     assert "not read in place" in why_not(runner.model, runner.caches)
@@ -125,6 +155,7 @@ def test_random_numbers_come_ahead_faults_are_marked_and_refusals_named(
         ({"temperature": 0.0, "logprobs": 1}, False),
         ({"temperature": 0.0, "structured": GrammarSpec(kind="regex", text="a")}, False),
         ({"mirostat_mode": 2, "mirostat_tau": 3.0}, False),
+        ({"temperature": 0.0, "banned_strings": ["a"]}, False),
     ],
 )
 def test_what_needs_the_host_is_told_apart(options: dict[str, Any], possible: bool) -> None:

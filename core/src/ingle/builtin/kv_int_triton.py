@@ -49,7 +49,7 @@ def read_int8(
     PAGE: tl.constexpr, D: tl.constexpr, META: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """See ``KVCacheFormat.triton_read``. Keys leave their scale to the logits."""
-    codes = load_tile(T[0] + place(block, head, tok, dim, PAGE, D, META), mask)
+    codes = load_tile(place(T[0], block, head, tok, dim, PAGE, D, META), mask)
     scale = tl.load(T[1] + ((block * META[0] + head) * PAGE + tok))
     if META[3]:
         tile = tl.inline_asm_elementwise(
@@ -75,7 +75,7 @@ def write_int8(
     scale = tl.where(has_nan, float("nan"), scale).to(T[1].dtype.element_ty)[None, :]
     codes = _quotient(x, scale.to(tl.float32))
     codes = tl.minimum(tl.maximum(codes, -127.0), 127.0).to(tl.int8)
-    tl.store(T[0] + place(block, head, tok, dim, PAGE, D, META), codes, mask=mask)
+    tl.store(place(T[0], block, head, tok, dim, PAGE, D, META), codes, mask=mask)
     is_stored = tl.max(mask.to(tl.int32), 0)[None, :] > 0
     tl.store(T[1] + ((block * META[0] + head) * PAGE + tok), scale, mask=is_stored)
 
@@ -100,7 +100,7 @@ def read_int4(
     GP: tl.constexpr = DP * META[2] // D  # groups that the padded row has room for
     high = dim >= HALF
     byte = tl.where(high, dim - HALF, dim)
-    packed = load_tile(T[0] + place(block, head, tok, byte, PAGE, HALF, META), mask)
+    packed = load_tile(place(T[0], block, head, tok, byte, PAGE, HALF, META), mask)
     code = tl.where(high, packed >> 4, packed & 15).to(tl.uint16)
     if tl.float16 == DTYPE:
         tile = (code | 0x6400).to(tl.float16, bitcast=True) - 1032.0
@@ -133,7 +133,7 @@ def write_int4(
     other = tl.broadcast_to(tl.minimum(byte + HALF, DP - 1), (DP, N))
     packed = codes | (tl.gather(codes, other, 0) << 4)
     is_stored = tl.max(mask.to(tl.int32), 0)[None, :] > 0
-    at = place(block, head, tok, byte, PAGE, HALF, META)
-    tl.store(T[0] + at, packed.to(tl.uint8), mask=(byte < HALF) & is_stored)
+    at = place(T[0], block, head, tok, byte, PAGE, HALF, META)
+    tl.store(at, packed.to(tl.uint8), mask=(byte < HALF) & is_stored)
     at, is_there = _group_places(block, head, tok, GP, PAGE, META)
     tl.store(T[1] + at, scale, mask=is_there & is_stored)

@@ -13,10 +13,14 @@ import triton.language as tl
 
 
 @triton.jit
-def place(block, head, tok, dim, PAGE: tl.constexpr, D: tl.constexpr, META: tl.constexpr):
-    """Where numbers lie in a storage of D numbers per token and head."""
-    base = (block * META[0] + head) * (PAGE * D)
-    return base + (dim * PAGE + tok) if META[1] else base + (tok * D + dim)
+def place(storage, block, head, tok, dim, PAGE: tl.constexpr, D: tl.constexpr, META: tl.constexpr):
+    """Pointers to numbers in a storage of D numbers per token and head.
+
+    Added up so that the compiler keeps one address per tile of keys and finds the other tokens'
+    at fixed distances from it (docs/benchmarks.md: a tenth of the instructions).
+    """
+    base = storage + (block * META[0] + head) * (PAGE * D)
+    return base + (dim * PAGE + tok) if META[1] else base + dim + tok.to(tl.int64) * D
 
 
 @triton.jit
@@ -31,7 +35,7 @@ def read_native(
     PAGE: tl.constexpr, D: tl.constexpr, META: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """See ``KVCacheFormat.triton_read``."""
-    tile = load_tile(T[0] + place(block, head, tok, dim, PAGE, D, META), mask)
+    tile = load_tile(place(T[0], block, head, tok, dim, PAGE, D, META), mask)
     return tile.to(DTYPE), 1.0
 
 
@@ -40,5 +44,5 @@ def write_native(
     T, block, head, tok, dim, x, mask, PAGE: tl.constexpr, D: tl.constexpr, META: tl.constexpr
 ):
     """See ``KVCacheFormat.triton_write``."""
-    at = T[0] + place(block, head, tok, dim, PAGE, D, META)
+    at = place(T[0], block, head, tok, dim, PAGE, D, META)
     tl.store(at, x.to(T[0].dtype.element_ty), mask=mask)

@@ -76,7 +76,7 @@ def draft_model(draft: EngineCore, name: str, tokenizer: Tokenizer, vocab_size: 
     check_same_tokens(name, draft.tokenizer, tokenizer)
     scheduler = draft.scheduler
     return DraftModel(
-        draft.runner,
+        draft.ahead.runner if draft.ahead else draft.runner,  # its plans go back and forth
         scheduler.blocks,
         max_model_len=scheduler.max_model_len,
         max_num_batched_tokens=scheduler.limits.max_num_batched_tokens,

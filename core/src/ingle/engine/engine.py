@@ -35,6 +35,7 @@ from ingle.engine.fit_inputs import (
     read_model,
     weigh_checkpoint,
 )
+from ingle.engine.graph_start import begin_running_ahead
 from ingle.engine.info import EngineInfo
 from ingle.engine.kernel_choice import KernelChooser
 from ingle.engine.kv_start import (
@@ -154,11 +155,13 @@ def build_engine_core(
     core.grammars, core.draft = grammars, draft
     if not config.enforce_eager:
         core.compiler = background_compiler(runner, model, chooser.functions, opened.device)
+    line = begin_running_ahead(config, core, model, opened.device)
     release_memory()
     is_compiled = isinstance(runner.model, CompiledDecoder)
     measured = memory_report(memory, plan, before, held_bytes(opened.device), is_compiled)
     logger.info(measured)
-    core.info = replace(core.info, memory_report=measured)
+    loaded = "\n".join(filter(None, (core.info.load_report, line)))
+    core.info = replace(core.info, memory_report=measured, load_report=loaded)
     return core
 
 

@@ -24,6 +24,7 @@ from ingle.request import CompletionOutput, RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
     from ingle.engine.background_compiler import BackgroundCompiler
+    from ingle.engine.run_ahead import RunAhead
     from ingle.sampling.grammar import GrammarCompiler
 
 logger = logging.getLogger("ingle.engine")
@@ -62,6 +63,8 @@ class EngineCore:
         self.compiler: BackgroundCompiler | None = None
         # The small model that guesses for this one, if one does; set by who builds the engine.
         self.draft: EngineCore | None = None
+        # What begins decode steps ahead, if anything does: the runner then; set likewise.
+        self.ahead: RunAhead | None = None
         # Compiles what answers must look like; set by who builds the engine.
         self.grammars: GrammarCompiler | None = None
         self.tokenizer = tokenizer
@@ -330,6 +333,8 @@ class EngineCore:
             num_drafts_total=speculation.num_drafts if speculation else 0,
             num_draft_tokens_total=speculation.num_draft_tokens if speculation else 0,
             num_accepted_tokens_total=speculation.num_accepted_tokens if speculation else 0,
+            decode_steps_total=dict(self.ahead.next_steps) if self.ahead else {},
+            num_rows_in_vain_total=self.ahead.num_rows_in_vain if self.ahead else 0,
             requests_finished_total=dict(metrics.finished),
             time_to_first_token_seconds=metrics.first_token.snapshot(),
             inter_token_seconds=metrics.inter_token.snapshot(),

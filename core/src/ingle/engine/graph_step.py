@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -20,23 +21,25 @@ from ingle.attention.layer_cache import LayerCache
 from ingle.attention.metadata import ForwardBatch
 from ingle.attention.paged_cuda import PagedCUDAAttention
 from ingle.attention.paged_triton import PagedRows, paged_cache
+from ingle.engine.device_step import RowStart
 from ingle.model.decoder import Decoder
-from ingle.request import SamplingParams
-from ingle.sampling.pipeline import stages_for
-from ingle.sampling.stages import Temperature
+from ingle.model.experts import ExpertMLP
+from ingle.model.streamed_layers import StreamedLayer
 from ingle.sampling.uniform import uniform
 
 RING = 64
 """Steps whose tokens are kept, and random numbers that are on the device ahead."""
 WARM_UPS = 2
 """Runs before the capture: kernels compile and workspaces grow in them."""
+ROW_COUNTS = (1, 2, 4, 8, 16, 32)
+"""Rows that there are graphs of. Linears cost the same for one to eight; attention does not."""
 LARGEST = 1 - 2.0**-52
 """Of the cumulated probabilities, where the last token's share ends (as the sampler has it)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSize:
-    """How many rows a step has, and blocks each of them at most, of how many tokens."""
+    """How many rows a step has at most, and blocks each of them, of how many tokens."""
 
     num_rows: int
     num_blocks: int
@@ -44,48 +47,71 @@ class StepSize:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowStart:
-    """A sequence as it stands before the step.
+class StepRows:
+    """The first B rows of what a step reads and moves on: views, one set for each graph.
 
     Attributes:
-        token_id: Its last token, whose keys and values are not in the cache yet.
-        position: That token's position.
-        block_table: Its blocks.
-        params: How to sample; ``draws_on_device`` holds for them.
-        seed: The sequence's seed.
-        num_output: Tokens generated so far, ``token_id`` included when it was.
+        tokens: int64 [B], to be computed.
+        positions: int64 [B], theirs.
+        moves: int64 [B], 1 for a row in use.
+        blocks: int32 [B, P].
+        row_starts: int32 [B], 0 to B - 1.
+        ones: int32 [B].
+        temperatures: float32 [B, 1].
+        greedy: bool [B].
+        numbers: float64 [B, R], random, by position.
+        drawn: int64 [R, B], by step.
     """
 
-    token_id: int
-    position: int
-    block_table: Sequence[int]
-    params: SamplingParams
-    seed: int
-    num_output: int
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    moves: torch.Tensor
+    blocks: torch.Tensor
+    row_starts: torch.Tensor
+    ones: torch.Tensor
+    temperatures: torch.Tensor
+    greedy: torch.Tensor
+    numbers: torch.Tensor
+    drawn: torch.Tensor
+
+    def first(self, count: int) -> StepRows:
+        """The first ``count`` of them."""
+        views = {name: getattr(self, name)[:count] for name in self.__slots__}
+        return StepRows(**views | {"drawn": self.drawn[:, :count]})
 
 
-def draws_on_device(params: SamplingParams, eos_token_ids: Sequence[int]) -> bool:
-    """Whether a request's tokens can be drawn inside the graph: greedy, or by temperature alone.
-    Others need the host between two steps."""
-    wants = (params.structured, params.logprobs, params.prompt_logprobs, params.pooling)
-    if any(want is not None for want in wants) or params.mirostat_mode:
-        return False
-    stages = stages_for(params, eos_token_ids)
-    return all(isinstance(stage, Temperature) for stage in stages)
+def empty_rows(size: StepSize, device: torch.device) -> StepRows:
+    """Rows that nobody uses: they compute token 0 at position 0, into the null block."""
+    rows = size.num_rows
+    zeros = partial(torch.zeros, device=device)
+    return StepRows(
+        tokens=zeros(rows, dtype=torch.int64),
+        positions=zeros(rows, dtype=torch.int64),
+        moves=zeros(rows, dtype=torch.int64),
+        blocks=zeros(rows, size.num_blocks, dtype=torch.int32),
+        row_starts=torch.arange(rows, dtype=torch.int32, device=device),
+        ones=torch.ones(rows, dtype=torch.int32, device=device),
+        temperatures=torch.ones(rows, 1, device=device),
+        greedy=torch.ones(rows, dtype=torch.bool, device=device),
+        numbers=zeros(rows, RING, dtype=torch.float64),
+        drawn=zeros(RING, rows, dtype=torch.int64),
+    )
 
 
 def why_not(model: object, caches: Sequence[LayerCache]) -> str:
     """Why a model's step cannot be one graph; empty when it can."""
     if not isinstance(model, Decoder):
-        return "only Ingle's own decoder"
+        return "only Ingle's own decoder is one graph"
     for layer, cache in zip(model.layers, caches, strict=True):
-        backend = layer.attention.backend
-        if not isinstance(backend, PagedCUDAAttention):
+        if isinstance(layer, StreamedLayer):
+            return "layers wait in host memory"
+        if isinstance(getattr(layer, "mlp", None), ExpertMLP):
+            return "experts are chosen on the host"
+        if not isinstance(layer.attention.backend, PagedCUDAAttention):
             return "attention is not the paged kernel"
         if paged_cache(cache) is None:
             return "the cache is not read in place"
-    where = cache_device(caches)
-    if model.embedding.device != where:
+    if model.embedding.device != cache_device(caches):
         return "token embeddings lie in host memory"
     return ""
 
@@ -96,7 +122,7 @@ def cache_device(caches: Sequence[LayerCache]) -> torch.device:
 
 
 class GraphStep:
-    """A decode step of a fixed number of rows.
+    """A decode step of up to a fixed number of rows.
 
     Args:
         model: ``why_not`` of it is empty.
@@ -106,50 +132,59 @@ class GraphStep:
 
     def __init__(self, model: Decoder, caches: Sequence[LayerCache], size: StepSize) -> None:
         backend = model.layers[0].attention.backend
-        assert isinstance(backend, PagedCUDAAttention)
-        device, rows = cache_device(caches), size.num_rows
-        self.device = device
+        self.device = device = cache_device(caches)
+        self.num_rows = rows = size.num_rows
         self._model, self._caches, self._size = model, tuple(caches), size
-        self._planner: StepPlanner = backend.scratch.planner
-        self._tokens = torch.zeros(rows, dtype=torch.int64, device=device)
-        self._positions = torch.zeros(rows, dtype=torch.int64, device=device)
-        self._row_starts = torch.arange(rows, dtype=torch.int32, device=device)
-        self._ones = torch.ones(rows, dtype=torch.int32, device=device)
-        self._moves = torch.zeros(rows, dtype=torch.int64, device=device)  # 1 for a row in use
-        self._blocks = torch.zeros(rows, size.num_blocks, dtype=torch.int32, device=device)
-        self._temperatures = torch.ones(rows, 1, device=device)
-        self._greedy = torch.ones(rows, dtype=torch.bool, device=device)
-        self._numbers = torch.zeros(rows, RING, dtype=torch.float64, device=device)
-        self._drawn = torch.zeros(RING, rows, dtype=torch.int64, device=device)
+        self._planner: StepPlanner | None = None
+        if isinstance(backend, PagedCUDAAttention):
+            self._planner = backend.scratch.planner
+        self._rows = empty_rows(size, device)
+        counts = [count for count in ROW_COUNTS if count < rows]
+        self._parts = {count: self._rows.first(count) for count in (*counts, rows)}
         self._place = torch.zeros(1, dtype=torch.int64, device=device)
-        is_card = device.type == "cuda"
-        self._host = torch.zeros(RING, rows, dtype=torch.int64, pin_memory=is_card)
-        self._events = [_event() for _ in range(RING)] if is_card else []
-        self._graph: torch.cuda.CUDAGraph | None = None
+        self._host = torch.zeros(RING, rows, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._events = [_event() for _ in range(RING)] if device.type == "cuda" else []
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._kept: list[torch.Tensor | None] = []  # what graphs write to and others may replace
         self._starts: dict[int, tuple[RowStart, int]] = {}  # row -> start, step it began with
         self._num_steps = 0
 
+    @property
+    def is_card(self) -> bool:
+        """Whether it runs on a card, where it is captured; elsewhere steps run as they are."""
+        return self.device.type == "cuda"
+
     def capture(self) -> None:
-        """Makes the graph. On a card, once, before any row is placed."""
-        side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(side):
-            for _ in range(WARM_UPS):
-                self._body()
-        torch.cuda.current_stream(self.device).wait_stream(side)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._body()
+        """Makes the graphs, the largest first: the others find room in its memory. On a card,
+        once, before any row is placed."""
+        pool = None
+        backend = self._model.layers[0].attention.backend
+        assert isinstance(backend, PagedCUDAAttention)
+        for count in sorted(self._parts, reverse=True):
+            rows = self._parts[count]
+            side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+            side.wait_stream(torch.cuda.current_stream(self.device))
+            with torch.cuda.stream(side):
+                for _ in range(WARM_UPS):
+                    self._body(rows)
+            torch.cuda.current_stream(self.device).wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool):
+                self._body(rows)
+            pool = pool or graph.pool()
+            self._graphs[count] = graph
+            self._kept.append(backend.scratch.workspace(1, self.device))
         self._place.zero_()
 
     def place(self, row: int, start: RowStart) -> None:
         """Puts a sequence into ``row``, from the next step on."""
         self._starts[row] = (start, self._num_steps)
-        self._tokens[row] = start.token_id
-        self._positions[row] = start.position
-        self._moves[row] = 1
-        self._greedy[row] = start.params.greedy
-        self._temperatures[row] = 1.0 if start.params.greedy else start.params.temperature
+        rows = self._rows
+        rows.tokens[row] = start.token_id
+        rows.positions[row] = start.position
+        rows.moves[row] = 1
+        rows.greedy[row] = start.params.greedy
+        rows.temperatures[row] = 1.0 if start.params.greedy else start.params.temperature
         self.set_blocks(row, start.block_table)
         if not start.params.greedy:
             self._give_numbers(row, 0, RING)
@@ -157,27 +192,30 @@ class GraphStep:
     def clear(self, row: int) -> None:
         """Takes a sequence out: the row goes on writing to the null block, at position 0."""
         self._starts.pop(row, None)
-        self._moves[row] = 0
-        self._positions[row] = 0
-        self._blocks[row] = 0
+        self._rows.moves[row] = 0
+        self._rows.positions[row] = 0
+        self._rows.blocks[row] = 0
 
     def set_blocks(self, row: int, block_table: Sequence[int]) -> None:
-        """Says which blocks a row has; before the step that needs a new one."""
-        table = torch.tensor(block_table, dtype=torch.int32)
-        self._blocks[row, : len(block_table)] = table.to(self.device, non_blocking=True)
+        """Says which blocks a row has; before the step that needs a new one. Those past the
+        longest context are never read, and left out."""
+        table = torch.tensor(block_table[: self._size.num_blocks], dtype=torch.int32)
+        self._rows.blocks[row, : len(table)] = table.to(self.device, non_blocking=True)
 
     def run(self) -> int:
-        """Enqueues a step and returns its number."""
+        """Enqueues a step of as many rows as are needed, and returns its number."""
         for row, (start, begun) in self._starts.items():
             done = self._num_steps - begun
             if done and done % (RING // 2) == 0 and not start.params.greedy:
                 self._give_numbers(row, done + RING // 2, RING // 2)
-        if self._graph is not None:
-            self._graph.replay()
+        used = 1 + max(self._starts, default=0)
+        count = min(count for count in self._parts if count >= used)
+        if self._graphs:
+            self._graphs[count].replay()
         else:
-            self._body()
+            self._body(self._parts[count])
         place = self._num_steps % RING
-        self._host[place].copy_(self._drawn[place], non_blocking=True)
+        self._host[place].copy_(self._rows.drawn[place], non_blocking=True)
         if self._events:
             self._events[place].record()
         self._num_steps += 1
@@ -198,48 +236,49 @@ class GraphStep:
         numbers = [uniform(start.seed, start.num_output + step) for step in steps]
         places = torch.tensor([(start.position + step) % RING for step in steps])
         values = torch.tensor(numbers, dtype=torch.float64)
-        self._numbers[row, places.to(self.device)] = values.to(self.device, non_blocking=True)
+        self._rows.numbers[row, places.to(self.device)] = values.to(self.device, non_blocking=True)
 
     @torch.inference_mode()
-    def _body(self) -> None:
-        """What the graph holds."""
-        batch = self._batch()
+    def _body(self, rows: StepRows) -> None:
+        """What a graph holds."""
+        batch = self._batch(rows)
         logits = self._model.logits(self._model.hidden_states(batch, self._caches))
-        drawn = self._draw(logits)
-        self._tokens.copy_(drawn.clamp(min=0))
-        self._drawn.index_copy_(0, self._place, drawn.unsqueeze(0))
-        self._positions += self._moves
+        drawn = self._draw(rows, logits)
+        rows.tokens.copy_(drawn.clamp(min=0))
+        rows.drawn.index_copy_(0, self._place, drawn.unsqueeze(0))
+        rows.positions.add_(rows.moves)
         self._place.add_(1).remainder_(RING)
 
-    def _batch(self) -> ForwardBatch:
-        size, positions = self._size.block_size, self._positions
-        blocks = self._blocks.gather(1, (positions // size).unsqueeze(1)).squeeze(1)
+    def _batch(self, rows: StepRows) -> ForwardBatch:
+        size, positions = self._size.block_size, rows.positions
+        blocks = rows.blocks.gather(1, (positions // size).unsqueeze(1)).squeeze(1)
         batch = ForwardBatch(
-            token_ids=self._tokens,
+            token_ids=rows.tokens,
             positions=positions,
             slot_mapping=blocks.long() * size + positions % size,
             spans=(),
         )
-        rows = PagedRows(
-            block_table=self._blocks,
+        paged = PagedRows(
+            block_table=rows.blocks,
             seq_lens=(positions + 1).int(),
-            row_starts=self._row_starts,
-            new_lens=self._ones,
+            row_starts=rows.row_starts,
+            new_lens=rows.ones,
             max_new=1,
         )
-        self._planner.use(batch, StepPlan(decodes=rows, prompts=None))
+        assert self._planner is not None
+        self._planner.use(batch, StepPlan(decodes=paged, prompts=None))
         return batch
 
-    def _draw(self, logits: torch.Tensor) -> torch.Tensor:
+    def _draw(self, rows: StepRows, logits: torch.Tensor) -> torch.Tensor:
         """One token per row of ``logits`` float32 [B, V]: int64 [B], as the sampler draws them."""
         likeliest = logits.argmax(-1)
         finite = torch.isfinite(logits.amax(-1))
-        cumulated = (logits / self._temperatures).double().softmax(-1).cumsum(-1)
+        cumulated = (logits / rows.temperatures).double().softmax(-1).cumsum(-1)
         total = cumulated[:, -1:]
-        numbers = self._numbers.gather(1, (self._positions % RING).unsqueeze(1))
+        numbers = rows.numbers.gather(1, (rows.positions % RING).unsqueeze(1))
         target = torch.minimum(numbers * total, total * LARGEST)
         drawn = torch.searchsorted(cumulated, target, right=True).squeeze(1)
-        chosen = torch.where(self._greedy, likeliest, drawn)
+        chosen = torch.where(rows.greedy, likeliest, drawn)
         return torch.where(finite, chosen, -1)
 
 

@@ -77,6 +77,10 @@ class EngineStats:
         num_drafts_total: Guesses of next tokens that were computed.
         num_draft_tokens_total: Tokens in them.
         num_accepted_tokens_total: Of these, the ones that were right.
+        decode_steps_total: Where steps can be begun ahead (``run_ahead``): steps, by whether the
+            next one was begun before their tokens were read, or why not.
+        num_rows_in_vain_total: Tokens that were begun ahead and nobody wanted: one at most for
+            each sequence that ended.
         requests_finished_total: Sequences ended, by finish reason.
         time_to_first_token_seconds: One observation per request.
         inter_token_seconds: One observation per generated token but the first.
@@ -102,6 +106,8 @@ class EngineStats:
     num_drafts_total: int
     num_draft_tokens_total: int
     num_accepted_tokens_total: int
+    decode_steps_total: Mapping[str, int]
+    num_rows_in_vain_total: int
     requests_finished_total: Mapping[str, int]
     time_to_first_token_seconds: HistogramData
     inter_token_seconds: HistogramData

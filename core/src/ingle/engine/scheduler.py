@@ -75,6 +75,8 @@ class Scheduler:
         self.max_model_len = min(limits.max_model_len, blocks.capacity_tokens)
         self.running: list[Sequence] = []  # oldest first
         self.waiting: deque[Sequence] = deque()
+        # Whether the runner may begin a step before it is planned: it needs the block for it then.
+        self.looks_ahead = False
         self.num_preemptions = 0
         self.prefix_cache_queries = 0
         self.prefix_cache_hits = 0
@@ -185,7 +187,13 @@ class Scheduler:
                 self._preempt(youngest)
             if youngest is sequence:
                 return False
+        self._look_ahead(sequence)
         return True
+
+    def _look_ahead(self, sequence: Sequence) -> None:
+        """Gives a sequence the block that the step after this one needs, if one is to spare."""
+        if self.looks_ahead:
+            self.blocks.grow_for_drafts(sequence, 1, len(self.running))
 
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
@@ -222,6 +230,7 @@ class Scheduler:
                     break
                 self._end_for_lack_of_blocks(sequence)
                 continue
+            self._look_ahead(sequence)
             share = _share(sequence, budget)
             scheduled.append(share)
             budget -= len(share.token_ids)
@@ -371,6 +380,7 @@ def _share(sequence: Sequence, limit: int, drafts: SequenceOf[int] = ()) -> Sche
         num_draft_tokens=len(drafts),
         bans=sequence.bans,
         num_roll_backs=sequence.num_roll_backs,
+        max_tokens=sequence.max_tokens,
     )
 
 

@@ -31,6 +31,7 @@ class ScheduledRequest:
             token before each and one after the last, as far as the draws equal the guesses.
         bans: By number of output tokens before them: tokens that may not be drawn there.
         num_roll_backs: How often the request was sent back to earlier tokens.
+        max_tokens: Output tokens at most, the end of the context included; None: not said.
     """
 
     request_id: str
@@ -47,6 +48,7 @@ class ScheduledRequest:
     num_draft_tokens: int = 0
     bans: Mapping[int, Collection[int]] = field(default_factory=dict)
     num_roll_backs: int = 0
+    max_tokens: int | None = None
 
     @property
     def draft_token_ids(self) -> Sequence[int]:

@@ -19,21 +19,21 @@ from ingle.plugin.hadamard_triton import turn_tile
 
 # Four e4m3 codes ($2) -> four fp16 numbers in $0, $1, each value / 256: sign and the other seven
 # bits moved to where fp16 has them; the exponent bias differs by 8. Exact, subnormals included.
-# Adding one to the mantissa of the NaN codes, 0x7f and 0xff, and of no other, carries into bit 14:
-# set there, it makes the exponent that of NaN.
+# Adding one to the seven bits of the NaN codes, 0x7f and 0xff, and of no other, carries into the
+# byte's eighth, which becomes bit 14: set there, it makes the exponent that of NaN. All four bytes
+# go through it at once: h holds the numbers' high bytes (sign, NaN, six bits), l the low ones.
 E4M3_ASM = tl.constexpr(
-    "{.reg .b32 a,b,s,n; prmt.b32 a,$2,0,0x1404; prmt.b32 b,$2,0,0x3424; "
-    "shr.b32 s,a,1; and.b32 s,s,0x3f803f80; add.u32 n,s,0x00800080; "
-    "lop3.b32 s,n,0x40004000,s,0xEA; lop3.b32 $0,a,0x80008000,s,0xEA; "
-    "shr.b32 s,b,1; and.b32 s,s,0x3f803f80; add.u32 n,s,0x00800080; "
-    "lop3.b32 s,n,0x40004000,s,0xEA; lop3.b32 $1,b,0x80008000,s,0xEA;}"
+    "{.reg .b32 h,l,n; and.b32 n,$2,0x7f7f7f7f; add.u32 n,n,0x01010101; shr.b32 n,n,1; "
+    "shr.b32 h,$2,1; lop3.b32 h,h,n,0x40404040,0xD8; lop3.b32 h,$2,h,0x80808080,0xE4; "
+    "shl.b32 l,$2,7; and.b32 l,l,0x80808080; prmt.b32 $0,l,h,0x5140; prmt.b32 $1,l,h,0x7362;}"
 )
 
 
 @triton.jit
-def _place(block, head, tok, dim, PAGE: tl.constexpr, D: tl.constexpr, META: tl.constexpr):
-    base = (block * META[0] + head) * (PAGE * D)
-    return base + (dim * PAGE + tok) if META[1] else base + (tok * D + dim)
+def _place(storage, block, head, tok, dim, PAGE: tl.constexpr, D: tl.constexpr, META: tl.constexpr):
+    base = storage + (block * META[0] + head) * (PAGE * D)
+    # in this order the compiler keeps one address for a tile of keys
+    return base + (dim * PAGE + tok) if META[1] else base + dim + tok.to(tl.int64) * D
 
 
 @triton.jit
@@ -105,7 +105,7 @@ def read_e4m3(
     PAGE: tl.constexpr, D: tl.constexpr, META: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """See ``KVCacheFormat.triton_read``."""
-    codes = _load(T[0] + _place(block, head, tok, dim, PAGE, D, META), mask)
+    codes = _load(_place(T[0], block, head, tok, dim, PAGE, D, META), mask)
     gain = tl.load(T[1] + head)
     if not META[2]:
         gain *= 256.0
@@ -118,7 +118,7 @@ def read_e5m2(
     PAGE: tl.constexpr, D: tl.constexpr, META: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """See ``KVCacheFormat.triton_read``."""
-    codes = _load(T[0] + _place(block, head, tok, dim, PAGE, D, META), mask)
+    codes = _load(_place(T[0], block, head, tok, dim, PAGE, D, META), mask)
     return decode_e5m2(codes).to(DTYPE), tl.load(T[1] + head)
 
 
@@ -137,7 +137,7 @@ def write_e4m3(
     T, block, head, tok, dim, x, mask, PAGE: tl.constexpr, D: tl.constexpr, META: tl.constexpr
 ):
     """See ``KVCacheFormat.triton_write``."""
-    at = T[0] + _place(block, head, tok, dim, PAGE, D, META)
+    at = _place(T[0], block, head, tok, dim, PAGE, D, META)
     tl.store(at, encode_e4m3(_scaled(T, head, x, D, META)), mask=mask)
 
 
@@ -146,5 +146,5 @@ def write_e5m2(
     T, block, head, tok, dim, x, mask, PAGE: tl.constexpr, D: tl.constexpr, META: tl.constexpr
 ):
     """See ``KVCacheFormat.triton_write``."""
-    at = T[0] + _place(block, head, tok, dim, PAGE, D, META)
+    at = _place(T[0], block, head, tok, dim, PAGE, D, META)
     tl.store(at, encode_e5m2(_scaled(T, head, x, D, META)), mask=mask)
