@@ -84,7 +84,7 @@ class PlanarWeight(AffineWeight):
         return codes
 
     def row_product(self) -> RowProduct | None:
-        """A loop over the nibbles with the checkpoint's scales and zeros, in another order; for equal
+        """A loop over the nibbles, with scales and zeros as the checkpoint has them; for equal
         groups and outputs that fill their blocks."""
         whole = self.stored_out_features % self.block_size == 0
         if not whole or not self.has_equal_groups:

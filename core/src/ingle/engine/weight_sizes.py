@@ -66,8 +66,7 @@ class _Linear:
     tensors: tuple[str, ...]
     values: int
     num_bytes: int
-    is_dense: bool
-    has_row_product: bool
+    row_product_bytes: int | None
 
 
 def weigh(
@@ -119,15 +118,12 @@ def _by_layer(linears: Sequence[_Linear], num_layers: int) -> tuple[int, ...]:
 
 
 def _copied_bytes(linears: Sequence[_Linear], tied_head: int) -> int:
-    """The dense ones among the layers' linears and the head, and twice the scales and zeros of the
-    packed ones (in vectors: exact within a quarter), when all of them can be compiled.
-    ``tied_head``: bytes of a head that is the embedding."""
+    """What the layers' linears and the head copy, when all of them can be compiled. ``tied_head``:
+    bytes of a head that is the embedding."""
     read = [x for x in linears if _LAYER.search(x.name) or x.name.endswith(HEAD)]
-    if not all(linear.has_row_product for linear in read):
-        return 0
-    dense = sum(linear.num_bytes for linear in read if linear.is_dense)
-    tables = sum(linear.num_bytes - linear.values // 2 for linear in read if not linear.is_dense)
-    return tied_head + dense + 2 * max(0, tables)
+    copies = [linear.row_product_bytes for linear in read]
+    known = [size for size in copies if size is not None]
+    return tied_head + sum(known) if len(known) == len(copies) else 0
 
 
 def _packed_linears(packed: WeightLoader | None) -> Iterator[_Linear]:
@@ -139,8 +135,7 @@ def _packed_linears(packed: WeightLoader | None) -> Iterator[_Linear]:
             tensors=packed.tensor_names(name),
             values=outputs * inputs,
             num_bytes=packed.packed_bytes(name),
-            is_dense=False,
-            has_row_product=packed.has_row_product(name),
+            row_product_bytes=packed.row_product_bytes(name),
         )
 
 
@@ -157,8 +152,7 @@ def _dense_linears(
                 tensors=dense.tensor_names(name),
                 values=values,
                 num_bytes=values * itemsize,
-                is_dense=True,
-                has_row_product=dense.has_row_product(name),
+                row_product_bytes=dense.row_product_bytes(name),
             )
 
 
