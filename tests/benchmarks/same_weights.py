@@ -5,8 +5,9 @@
 
 ``gptq`` reads a Q4_0 file that llama-quantize has made of the folder DENSE and writes the same
 values in GPTQ's layout: Q4_0 stores d * (q - 8) with one fp16 d for 32 values along a row, which
-is symmetric 4 bits in groups of 32, bit for bit. What Q4_0 files keep in more bits (embedding and
-head) becomes bf16. Needs the package gguf.
+is symmetric 4 bits in groups of 32, bit for bit. The head, which such files keep as Q8_0 (d * q),
+is 8 bits in the same groups; the embedding, the same tensor there, becomes bf16. Needs the package
+gguf.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ LINEARS = {
     "mlp.down_proj": "ffn_down",
 }
 GROUP = 32
-ZEROS = 0x77777777
-"""Eight zero points of 8, each stored minus one."""
+ZEROS = {4: 0x77777777, 8: 0x7F7F7F7F}
+"""Zero points of 8 and of 128, each stored minus one, in a word."""
 
 
 def copy_small_files(source: Path, target: Path, config: dict[str, Any]) -> None:
@@ -95,16 +96,26 @@ def codes_and_scales(tensor: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return codes, scales
 
 
-def as_gptq(codes: torch.Tensor, scales: torch.Tensor) -> dict[str, torch.Tensor]:
-    """GPTQ's tensors: qweight int32 [K/8, N], scales fp16 [K/32, N], zeros, groups."""
+def bytes_and_scales(tensor: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes uint8 [N, K] of 0..255, 128 being zero, and scales fp16 [N, K/32] of a Q8_0 tensor."""
+    blocks = np.array(tensor.data).reshape(-1, 34)
+    columns = int(tensor.shape[0])
+    scales = torch.from_numpy(blocks[:, :2].copy()).view(torch.float16).view(-1, columns // GROUP)
+    codes = torch.from_numpy(blocks[:, 2:].copy()).view(-1, columns)
+    return codes ^ 128, scales
+
+
+def as_gptq(codes: torch.Tensor, scales: torch.Tensor, bits: int = 4) -> dict[str, torch.Tensor]:
+    """GPTQ's tensors: qweight int32 [K * bits / 32, N], scales fp16 [K/32, N], zeros, groups."""
     rows, columns = codes.shape
-    shifts = torch.arange(0, 32, 4, dtype=torch.int64)
-    words = (codes.T.reshape(columns // 8, 8, rows).long() << shifts[None, :, None]).sum(1)
+    shifts = torch.arange(0, 32, bits, dtype=torch.int64)
+    by_word = codes.T.reshape(-1, 32 // bits, rows).long()
+    words = (by_word << shifts[None, :, None]).sum(1)
     words = torch.where(words >= 2**31, words - 2**32, words).int()
     return {
         "qweight": words.contiguous(),
         "scales": scales.T.contiguous(),
-        "qzeros": torch.full((columns // GROUP, rows // 8), ZEROS, dtype=torch.int32),
+        "qzeros": torch.full((columns // GROUP, rows * bits // 32), ZEROS[bits], dtype=torch.int32),
         "g_idx": (torch.arange(columns) // GROUP).int(),
     }
 
@@ -118,7 +129,10 @@ def write_gptq(file: Path, dense: Path, target: Path) -> None:
         "group_size": GROUP,
         "sym": True,
         "desc_act": False,
+        "lm_head": True,
+        "dynamic": {"lm_head": {"bits": 8}},
     }
+    config["tie_word_embeddings"] = False
     copy_small_files(dense, target, config)
     stored = {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
 
@@ -142,6 +156,9 @@ def write_gptq(file: Path, dense: Path, target: Path) -> None:
                 codes, scales = (undo_rope_permutation(t, config[heads]) for t in (codes, scales))
             for part, value in as_gptq(codes, scales).items():
                 tensors[f"{here}{ours}.{part}"] = value
+    head = stored["token_embd.weight"]
+    for part, value in as_gptq(*bytes_and_scales(head), bits=8).items():
+        tensors[f"lm_head.{part}"] = value
     save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
 
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from ingle.builtin import planar_rows
 from ingle.builtin.affine_cpu import ingle_matmul_kernels
-from ingle.builtin.planar_cpu import PlanarWeight, int4_product_is_usable
+from ingle.builtin.planar_cpu import PlanarWeight, int4_product_is_usable, pack_planar
 from ingle.plugin import AffineWeight, DeviceInfo, KernelUse, MatmulKernel
 from ingle.plugin.affine_packing import pack_bits
 
@@ -34,6 +35,9 @@ SHAPES = {
     "2 bits": (2, 64, 256, 64, "integer"),
     "3 bits": (3, 64, 256, 64, "integer"),
     "8 bits": (8, 64, 256, 128, "integer"),
+    "8 bits, symmetric": (8, 64, 192, 64, "middle"),
+    "8 bits, float offsets": (8, 36, 192, 32, "float"),
+    "8 bits, one long group": (8, 36, 544, 544, "integer"),
 }
 
 
@@ -203,9 +207,34 @@ def test_a_compiled_steps_product_is_the_weights_own(shape: str) -> None:
     product = prepared.row_product()
     if product is None:
         assert shape not in ("4 bits, zeros", "4 bits, symmetric", "4 bits, float offsets")
+        assert not shape.startswith("8 bits")
         return
     assert [(tuple(t.shape), t.dtype) for t in product.tensors()] == list(product.shapes)
     x = torch.randn(weight.in_features, generator=torch.Generator().manual_seed(1))
     found = product.function(product.tensors(), x)
     wanted = weight.dequantize().double() @ x.double()
     assert error(found, wanted) < 1e-5
+
+
+@pytest.mark.parametrize("block", [32, 64])
+@pytest.mark.parametrize(("inputs", "groups"), [(256, 1), (288, 9), (64, 2), (768, 3)])
+def test_words_and_lanes_give_the_row_of_the_codes(block: int, inputs: int, groups: int) -> None:
+    """With the blocks of AVX-512 and of AVX2, whatever processor this is."""
+    generator = torch.Generator().manual_seed(0)
+    codes = torch.randint(16, (192, inputs), generator=generator, dtype=torch.uint8)
+    scales = torch.rand(groups, 192, generator=generator)
+    zeros = torch.randint(16, (groups, 192), generator=generator, dtype=torch.uint8)
+    x = torch.randn(inputs, generator=generator)
+    words = planar_rows.words(pack_planar(codes, block), groups)
+    assert words is not None
+    tables = [planar_rows.lane_table(one, block // 2) for one in (scales, zeros)]
+    found = planar_rows.zero_row([words, *tables], x)
+    by_input = inputs // groups
+    zero, scale = (one.double().repeat_interleave(by_input, 0).T for one in (zeros, scales))
+    wanted = ((codes.double() - zero) * scale) @ x.double()
+    assert error(found, wanted) < 1e-5
+
+
+def test_groups_that_fill_no_vector_have_no_words() -> None:
+    codes = torch.zeros(64, 18, dtype=torch.uint8)
+    assert planar_rows.words(pack_planar(codes, 32), 9) is None

@@ -15,6 +15,11 @@ def ingle_matmul_kernels(device: DeviceInfo) -> list[MatmulKernel]:
     """The CPU kernels for affine weights, or none for other devices."""
     if device.type != "cpu":
         return []
-    from ingle.builtin.affine_cpu_kernels import AffineKernel, Int4Kernel, PlanarKernel
+    from ingle.builtin.affine_cpu_kernels import (
+        AffineKernel,
+        ByteKernel,
+        Int4Kernel,
+        PlanarKernel,
+    )
 
-    return [Int4Kernel(), PlanarKernel(), AffineKernel()]
+    return [Int4Kernel(), PlanarKernel(), ByteKernel(), AffineKernel()]

@@ -12,6 +12,7 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 
+from ingle.builtin.byte_rows import byte_weight
 from ingle.builtin.planar_cpu import (
     PlanarWeight,
     int4_group_size,
@@ -76,6 +77,27 @@ class AffineKernel(MatmulKernel):
         for start in range(0, weight.stored_out_features, rows):
             stop = min(start + rows, weight.stored_out_features)
             yield start, weight.decode_rows(start, stop).T
+
+
+class ByteKernel(AffineKernel):
+    """8 bits: the same, with a compiled step's product."""
+
+    name: ClassVar[str] = "affine_cpu_bytes"
+    priority: ClassVar[int] = 20
+
+    def supports(self, weight: LinearWeight, use: KernelUse) -> Support:
+        """8-bit affine weights on a CPU, of whole words."""
+        support = super().supports(weight, use)
+        if not support or not isinstance(weight, AffineWeight):
+            return support
+        if weight.bits != 8 or weight.in_features % 4:
+            reason = f"only 8 bits in whole words, not {weight.bits} of {weight.in_features}"
+            return Support(ok=False, reason=reason)
+        return support
+
+    def prepare(self, weight: LinearWeight) -> LinearWeight:
+        """The same tensors in a weight that knows its rows."""
+        return byte_weight(weight) if isinstance(weight, AffineWeight) else weight
 
 
 class PlanarKernel(AffineKernel):

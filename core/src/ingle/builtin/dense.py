@@ -89,9 +89,10 @@ class DenseLoader(WeightLoader):
             prod(self._info.tensor_shapes[tensor]) * FLOAT_BYTES[self._info.tensor_dtypes[tensor]]
         )
 
-    def has_row_product(self, name: str) -> bool:
-        """Always."""
-        return True
+    def row_product_bytes(self, name: str) -> int:
+        """The matrix, in bfloat16."""
+        outputs, inputs = self._stored_shape(name)
+        return outputs * inputs * 2
 
     def can_shard(self, spec: LinearSpec) -> Support:
         """A dense weight can be cut anywhere; one expert of a stack is loaded whole."""

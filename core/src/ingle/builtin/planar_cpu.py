@@ -11,13 +11,14 @@ Shape letters: N output features, N' the same padded, K input features, G groups
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 
+from ingle.builtin import planar_rows
 from ingle.plugin import AffineWeight, RowProduct
 from ingle.plugin.nibble_tiles import block_size
 
@@ -83,14 +84,23 @@ class PlanarWeight(AffineWeight):
         return codes
 
     def row_product(self) -> RowProduct | None:
-        """A loop over the nibbles, with the scales and zeros of the checkpoint; for equal groups
-        and outputs that fill their blocks."""
+        """A loop over the nibbles, with scales and zeros as the checkpoint has them; for equal
+        groups and outputs that fill their blocks."""
         whole = self.stored_out_features % self.block_size == 0
         if not whole or not self.has_equal_groups:
             return None
+        words = planar_rows.words(self.codes, self.num_groups)
+        if words is None:
+            return None
         tables = [t for t in (self.scales, self.offsets, self.zeros) if t is not None]
-        function = _ROWS[self.offsets is not None, self.zeros is not None]
-        return RowProduct.over(function, self.codes, *tables)
+        half = self.codes.shape[2]
+        shape = (words.shape[0], self.num_groups, planar_rows.NIBBLES, planar_rows.LANES)
+        return RowProduct(
+            function=_ROWS[self.offsets is not None, self.zeros is not None],
+            shapes=((tuple(words.shape), words.dtype), *((shape, t.dtype) for t in tables)),
+            tensors=lambda: (words, *(planar_rows.lane_table(t, half) for t in tables)),
+            copied_bytes=sum(prod(shape) * t.element_size() for t in tables),
+        )
 
     @property
     def has_equal_groups(self) -> bool:
@@ -109,52 +119,12 @@ class PlanarWeight(AffineWeight):
         return table.unsqueeze(1) if self.has_equal_groups else table[self.group_ids()]
 
 
-def offset_row(tensors: Sequence[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-    """The ``RowProduct`` of codes, scales and float offsets."""
-    codes, scales, offsets = tensors
-    sums, inputs = _group_sums(codes, scales.shape[0], x)
-    terms = _by_block(scales, codes) * sums + _by_block(offsets, codes) * inputs
-    return terms.sum(1).view(-1)
-
-
-def zero_row(tensors: Sequence[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-    """The ``RowProduct`` of codes, scales and integer zeros."""
-    codes, scales, zeros = tensors
-    sums, inputs = _group_sums(codes, scales.shape[0], x)
-    terms = _by_block(scales, codes) * (sums - _by_block(zeros, codes) * inputs)
-    return terms.sum(1).view(-1)
-
-
-def middle_row(tensors: Sequence[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-    """The ``RowProduct`` of codes and scales, every zero being 8."""
-    codes, scales = tensors
-    sums, inputs = _group_sums(codes, scales.shape[0], x)
-    return (_by_block(scales, codes) * (sums - 8.0 * inputs)).sum(1).view(-1)
-
-
-_ROWS = {(False, False): middle_row, (False, True): zero_row, (True, False): offset_row}
+_ROWS = {
+    (False, False): planar_rows.middle_row,
+    (False, True): planar_rows.zero_row,
+    (True, False): planar_rows.offset_row,
+}
 """By whether there are offsets, and whether there are zeros."""
-
-
-def _group_sums(
-    codes: torch.Tensor, num_groups: int, x: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sums of codes times inputs, group by group, [N'/B, G, 2, B/2], and of the inputs alone, as
-    [1, G, 1, 1]; ``x`` is float32 [K]."""
-    blocks, _, half = codes.shape
-    # int32 first: shifting bytes is slow where a processor has no instruction for it.
-    pairs = codes.view(blocks, num_groups, -1, half).to(torch.int32)
-    inputs = x.view(1, num_groups, -1, 1)
-    low = (inputs * (pairs & 15).float()).sum(2)
-    high = (inputs * (pairs >> 4).float()).sum(2)
-    totals = x.view(num_groups, -1).sum(-1)
-    return torch.stack((low, high), 2), totals.view(1, num_groups, 1, 1)
-
-
-def _by_block(table: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-    """[G, N'] as float32 [N'/B, G, 2, B/2]."""
-    blocks, _, half = codes.shape
-    return table.view(-1, blocks, 2, half).transpose(0, 1).float()
 
 
 def planar_weight(weight: AffineWeight, *, for_int4: bool) -> PlanarWeight:

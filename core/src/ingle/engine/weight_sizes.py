@@ -31,7 +31,8 @@ class WeightSizes:
         streamable_bytes: By layer, first to last, what its linears take as packed: that may come
             over from host memory.
         copied_bytes: What compiled decode steps on a CPU read beside the weights as prompts do:
-            the dense linears once more; 0 where a linear cannot be compiled.
+            the dense linears and the scales of the others once more; 0 where a linear cannot be
+            compiled.
     """
 
     layers_bytes: int
@@ -65,8 +66,7 @@ class _Linear:
     tensors: tuple[str, ...]
     values: int
     num_bytes: int
-    is_dense: bool
-    has_row_product: bool
+    row_product_bytes: int | None
 
 
 def weigh(
@@ -118,12 +118,12 @@ def _by_layer(linears: Sequence[_Linear], num_layers: int) -> tuple[int, ...]:
 
 
 def _copied_bytes(linears: Sequence[_Linear], tied_head: int) -> int:
-    """The dense ones among the layers' linears and the head, when all of them can be compiled.
-    ``tied_head``: bytes of a head that is the embedding."""
+    """What the layers' linears and the head copy, when all of them can be compiled. ``tied_head``:
+    bytes of a head that is the embedding."""
     read = [x for x in linears if _LAYER.search(x.name) or x.name.endswith(HEAD)]
-    if not all(linear.has_row_product for linear in read):
-        return 0
-    return tied_head + sum(linear.num_bytes for linear in read if linear.is_dense)
+    copies = [linear.row_product_bytes for linear in read]
+    known = [size for size in copies if size is not None]
+    return tied_head + sum(known) if len(known) == len(copies) else 0
 
 
 def _packed_linears(packed: WeightLoader | None) -> Iterator[_Linear]:
@@ -135,8 +135,7 @@ def _packed_linears(packed: WeightLoader | None) -> Iterator[_Linear]:
             tensors=packed.tensor_names(name),
             values=outputs * inputs,
             num_bytes=packed.packed_bytes(name),
-            is_dense=False,
-            has_row_product=packed.has_row_product(name),
+            row_product_bytes=packed.row_product_bytes(name),
         )
 
 
@@ -153,8 +152,7 @@ def _dense_linears(
                 tensors=dense.tensor_names(name),
                 values=values,
                 num_bytes=values * itemsize,
-                is_dense=True,
-                has_row_product=dense.has_row_product(name),
+                row_product_bytes=dense.row_product_bytes(name),
             )
 
 

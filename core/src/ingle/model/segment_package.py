@@ -15,7 +15,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,18 @@ COMPILERS = ("g++", "clang++")
 MAX_RELATIVE_ERROR = 1e-2
 """Between a compiled layer and the same function run eagerly, both summing in float32; the outputs
 are rounded to 16 bits. Roundings of several layers add up as their root."""
+SETTINGS: Mapping[str, object] = {
+    # Sums may be reordered and contracted: that is what lets them use vector FMAs.
+    "cpp.enable_floating_point_contract_flag": "fast",
+    # Sums that are written out are not cut into pieces with memory in between.
+    "realize_reads_threshold": 1000,
+    "realize_acc_reads_threshold": 1000,
+    "realize_opcount_threshold": 100_000,
+}
+"""Of torch's compiler."""
+MAX_STACK_BYTES = 1 << 20
+"""Of a segment's buffers, as arrays on the stack: as tensors they cost more to make than a small
+layer's arithmetic. A thread's stack has 8 MiB."""
 EXAMPLE_BLOCKS = 40
 """The compiler takes it for the usual length: with few tokens it leaves attention to one thread."""
 EXAMPLE_START = 3
@@ -83,6 +95,7 @@ def package_path(folder: Path, shape: Shape) -> Path:
         torch.backends.cpu.get_cpu_capability(),
         torch.get_num_threads(),
         inspect.getsource(decode_segment),
+        (*SETTINGS.items(), MAX_STACK_BYTES),
         *(inspect.getsource(import_module(name)) for name in sorted(modules)),
     )
     digest = hashlib.sha256(repr(facts).encode()).hexdigest()[:20]
@@ -97,6 +110,7 @@ def build_package(path: Path, shape: Shape) -> None:
         ConfigError: When there is no C++ compiler.
     """
     require_compiler()
+    _allow_larger_stacks()
     path.parent.mkdir(parents=True, exist_ok=True)
     arguments = (*example_state(shape), example_weights(shape))
     with torch.no_grad(), tempfile.TemporaryDirectory(dir=path.parent) as folder:
@@ -107,15 +121,21 @@ def build_package(path: Path, shape: Shape) -> None:
             program,
             package_path=str(Path(folder) / "segment.pt2"),
             inductor_configs={
-                # Sums may be reordered and contracted: that is what lets them use vector FMAs.
-                "cpp.enable_floating_point_contract_flag": "fast",
-                # A small model's buffers are arrays on the stack: as tensors they cost more to
-                # make than the layer's arithmetic. Larger ones than 100 KB stay tensors, and so do
-                # logits: a result in an array lies in memory that the next call writes into.
+                **SETTINGS,
+                # A result in an array lies in memory that the next call writes into, and logits
+                # are read after it.
                 "aot_inductor.allow_stack_allocation": not isinstance(shape, HeadShape),
             },
         )
         os.replace(built, path)
+
+
+def _allow_larger_stacks() -> None:
+    """Lets buffers be arrays on the stack up to ``MAX_STACK_BYTES``, torch's own bound is 100 KB.
+    There is no public setting; a torch that does not know the name keeps its bound."""
+    from torch._inductor.codegen import cpp_wrapper_cpu_array_ref
+
+    cpp_wrapper_cpu_array_ref.MAX_STACK_ALLOCATION_SIZE = MAX_STACK_BYTES
 
 
 def require_compiler() -> None:

@@ -298,12 +298,17 @@ def part_shape(weight: LinearWeight) -> PartShape | None:
 
 def part_tensors(weight: LinearWeight, pages: HugePages) -> list[torch.Tensor]:
     """What a segment is given for ``weight``, whose ``part_shape`` is not None: input scale, input
-    order, then what its product reads, in ``pages`` when that is made anew."""
+    order, then what its product reads, in ``pages`` where that is made anew."""
     product = weight.row_product()
     assert product is not None
     before = [t for t in (weight.input_scale, weight.input_order) if t is not None]
-    tensors = product.tensors()
-    return [*before, *(map(pages.copy, tensors) if product.copied_bytes else tensors)]
+    own = {_place(tensor) for tensor in weight.tensors().values()}
+    return [*before, *(t if _place(t) in own else pages.copy(t) for t in product.tensors())]
+
+
+def _place(tensor: torch.Tensor) -> int:
+    """Where its memory begins; of an opaque tensor, which no other shares, nowhere."""
+    return tensor.data_ptr() if tensor.layout is torch.strided else -1
 
 
 def linear_tensors(linear: Linear, pages: HugePages) -> list[torch.Tensor]:

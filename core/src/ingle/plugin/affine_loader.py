@@ -181,10 +181,13 @@ class AffineLoader(WeightLoader):
             for t in self.tensor_names(name)
         )
 
-    def has_row_product(self, name: str) -> bool:
-        """For 4 bits, in whole blocks of outputs."""
+    def row_product_bytes(self, name: str) -> int | None:
+        """For 8 bits, and 4 in whole blocks of outputs: what is not codes, once or twice."""
         linear = self._find(name)
-        return linear.bits == 4 and linear.out_features % _OUTPUT_BLOCK == 0
+        if linear.bits not in (4, 8) or linear.out_features % _OUTPUT_BLOCK:
+            return None
+        codes = linear.out_features * linear.in_features * linear.bits // 8
+        return max(0, self.packed_bytes(name) - codes) * (2 if linear.bits == 4 else 1)
 
     def can_shard(self, spec: LinearSpec) -> Support:
         """Always: an affine weight is cut after it is read, along either axis."""

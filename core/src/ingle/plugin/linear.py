@@ -210,10 +210,11 @@ class WeightLoader(ABC):
     def packed_bytes(self, name: str) -> int:
         """Bytes linear ``name`` takes on disk, from headers alone."""
 
-    def has_row_product(self, name: str) -> bool:
-        """Whether linear ``name``, loaded for bfloat16 and prepared for a CPU, has a
-        ``RowProduct``, as far as headers tell; memory plans count by it."""
-        return False
+    def row_product_bytes(self, name: str) -> int | None:
+        """About what the ``RowProduct`` of linear ``name`` copies, the linear being loaded for
+        bfloat16 and prepared for a CPU; None when it will have none. As far as headers tell:
+        memory plans count by it."""
+        return None
 
     def can_shard(self, spec: LinearSpec) -> Support:
         """Whether ``load_linear`` honours ``spec.shard``. No: core loads it whole."""
