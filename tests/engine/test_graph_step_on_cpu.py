@@ -15,9 +15,7 @@ from ingle.engine.engine import build_engine_core
 from ingle.engine.engine_core import EngineCore
 from ingle.engine.graph_start import begin_running_ahead
 from ingle.engine.model_runner import ModelRunner
-from ingle.engine.prompt_lookup import LookupLimits, PromptLookup
-from ingle.engine.run_ahead import AHEAD, BLOCKS, SAMPLER, RunAhead
-from ingle.engine.speculation import Speculation
+from ingle.engine.run_ahead import AHEAD, BLOCKS, DRAFTS, SAMPLER, RunAhead
 from ingle.engine.streams import merge_output
 from ingle.model.decoder import Decoder
 from ingle.plugin.device import DeviceInfo
@@ -218,7 +216,18 @@ def test_a_row_that_needs_the_host_beside_one_that_does_not(
     assert ahead.stats().decode_steps_total[SAMPLER] - before == 40
 
 
-LIMITS = LookupLimits(shortest=1, longest=2, num_tokens=2)
+def test_guesses_take_turns_with_steps_begun_ahead(plain: EngineCore, tiny_llama: Path) -> None:
+    lookup = {"speculative_model": "[ngram]", "ngram_prompt_lookup_min": 1}
+    guessing = open_core(tiny_llama, **lookup)
+    begin_ahead(guessing)
+    asked = {"a": params_of(max_tokens=60), "b": params_of(max_tokens=60, **SAMPLED)}
+    assert told(answers(guessing, asked)) == told(answers(plain, asked))
+    stats = guessing.stats()
+    assert stats.num_drafts_total > 3
+    assert stats.decode_steps_total[DRAFTS] > 3
+    assert stats.decode_steps_total[AHEAD] > 3
+
+
 CARD = DeviceInfo(type="cuda", capability=(8, 9), total_memory=24 << 30, name="a card")
 
 
@@ -226,22 +235,17 @@ CARD = DeviceInfo(type="cuda", capability=(8, 9), total_memory=24 << 30, name="a
     ("options", "reason"),
     [
         ({"enforce_eager": True}, "--enforce-eager"),
-        ({"speculative_model": "[ngram]"}, "checked on the host"),
         ({}, "attention is not the paged kernel"),
     ],
 )
 def test_why_steps_are_no_graphs_is_said(
     plain: EngineCore,
-    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     options: dict[str, Any],
     reason: str,
 ) -> None:
     config = EngineConfig(model="m", **options)
     assert isinstance(plain.runner, ModelRunner)
-    if "speculative_model" in options:
-        guesses = Speculation(drafter=lambda: PromptLookup(LIMITS), num_tokens=2)
-        monkeypatch.setattr(plain.scheduler, "speculation", guesses)
     with caplog.at_level("INFO", logger="ingle.engine"):
         line = begin_running_ahead(config, plain, plain.runner.model, CARD)
     assert reason in line

@@ -10,7 +10,8 @@ import pytest
 
 from ingle.engine.device_step import RowStart
 from ingle.engine.engine_core import EngineCore
-from ingle.engine.run_ahead import AHEAD, BLOCKS, PROMPT, ROWS, SAMPLER, RunAhead
+from ingle.engine.run_ahead import AHEAD, BLOCKS, DRAFTS, PROMPT, ROWS, SAMPLER, RunAhead
+from ingle.engine.speculation import Speculation
 from ingle.engine.streams import merge_output
 from ingle.request import RequestOutput, SamplingParams
 
@@ -214,12 +215,30 @@ def test_a_step_out_of_memory_is_tried_again_with_what_had_begun(
     assert whole["a"].outputs[0].token_ids == tokens
 
 
+class NowAndThen:
+    """Guesses in stretches, and at the first place of each while a step is in flight."""
+
+    def __init__(self, drafter: Any, chance: random.Random) -> None:
+        self._drafter, self._chance, self._is_guessing = drafter, chance, False
+
+    def propose(self, token_ids: Any, limit: int) -> Any:
+        self._is_guessing ^= self._chance.random() < 0.3
+        return self._drafter.propose(token_ids, limit) if self._is_guessing else ()
+
+    def learn(self, num_drafted: int, num_accepted: int) -> None:
+        self._drafter.learn(num_drafted, num_accepted)
+
+    def close(self) -> None:
+        self._drafter.close()
+
+
+@pytest.mark.parametrize("is_guessing", [False, True])
 @pytest.mark.parametrize("seed", range(12))
 def test_whatever_happens_meanwhile_answers_are_undisturbed(
-    ahead_of: Any, undisturbed_tokens: Any, seed: int
+    ahead_of: Any, undisturbed_tokens: Any, drafter_of: Any, seed: int, is_guessing: bool
 ) -> None:
-    """Arrivals at any step, shared beginnings, stops, ends, aborts, preemption, families of
-    sampled sequences, chunked prompts, a cache that is too small, rows that need the host."""
+    """Arrivals at any step, shared beginnings, stops, ends, aborts, preemption, sampled
+    sequences, chunked prompts, a cache that is too small, rows that need the host, guesses."""
     chance = random.Random(seed)
     core, step = ahead_of(
         num_rows=chance.choice((2, 4, 8)),
@@ -227,6 +246,8 @@ def test_whatever_happens_meanwhile_answers_are_undisturbed(
         max_num_batched_tokens=chance.choice((8, 16, 64)),
         enable_prefix_caching=chance.random() < 0.7,
     )
+    if is_guessing:
+        core.scheduler.speculation = Speculation(drafter=lambda: drafter_of(None), num_tokens=4)
     asked: dict[str, tuple[list[int], SamplingParams]] = {}
     whole: dict[str, RequestOutput] = {}
     aborted: set[str] = set()
@@ -245,6 +266,8 @@ def test_whatever_happens_meanwhile_answers_are_undisturbed(
             name = f"r{number}"
             asked[name] = (prompt, greedy(**options))
             core.add_request(name, *asked[name])
+            for sequence in core._groups[name].sequences if is_guessing else ():
+                sequence.drafter = NowAndThen(drafter_of(sequence), chance)
         if chance.random() < 0.04 and core._groups:
             name = chance.choice(sorted(core._groups))
             aborted.add(name)
@@ -264,8 +287,10 @@ def test_whatever_happens_meanwhile_answers_are_undisturbed(
         answer = whole[name].outputs[0]
         assert (answer.token_ids, answer.finish_reason) == (tokens, reason), name
     stats = core.stats()
-    assert stats.decode_steps_total[AHEAD] > 20
-    assert set(stats.decode_steps_total) <= {AHEAD, PROMPT, SAMPLER, ROWS, BLOCKS}
-    assert stats.num_rows_in_vain_total <= len(asked) + stats.num_preemptions_total
+    assert stats.decode_steps_total[AHEAD] > (5 if is_guessing else 20)
+    assert set(stats.decode_steps_total) <= {AHEAD, PROMPT, SAMPLER, ROWS, BLOCKS, DRAFTS}
+    assert (stats.decode_steps_total.get(DRAFTS, 0) > 5) == is_guessing
+    most = len(asked) + stats.num_preemptions_total + stats.num_drafts_total
+    assert stats.num_rows_in_vain_total <= most
     assert stats.kv_cache_used_blocks == 0
     assert step.events

@@ -29,7 +29,7 @@ def begin_running_ahead(
     runner = core.runner
     if device.type != "cuda" or not isinstance(runner, ModelRunner):
         return ""
-    reason = _refusal(config, core, model, runner)
+    reason = _refusal(config, model, runner)
     if not reason:
         begun = time.perf_counter()
         reason = _capture(core, model, runner)
@@ -43,11 +43,9 @@ def begin_running_ahead(
     return line
 
 
-def _refusal(config: EngineConfig, core: EngineCore, model: Model, runner: ModelRunner) -> str:
+def _refusal(config: EngineConfig, model: Model, runner: ModelRunner) -> str:
     if config.enforce_eager:
         return "--enforce-eager"
-    if core.scheduler.speculation is not None:
-        return "guessed tokens are checked on the host (--speculative-model)"
     if find_spec("triton") is None:
         return "triton is not installed (pip install 'ingle[triton]')"
     from ingle.engine.graph_step import why_not

@@ -33,6 +33,8 @@ PROMPT: Final = "prompt"
 """It was not: a prompt is only partly computed, and goes on in the next step."""
 SAMPLER: Final = "sampler"
 """It was not: somebody's tokens can't be drawn on the device."""
+DRAFTS: Final = "drafts"
+"""It was not: guesses were checked in this step, and more may follow in the next."""
 ROWS: Final = "rows"
 """It was not: there are more sequences than rows."""
 BLOCKS: Final = "blocks"
@@ -134,6 +136,8 @@ class RunAhead:
     def _reason(self, items: Sequence[ScheduledRequest]) -> str:
         if not all(item.samples for item in items):
             return PROMPT
+        if any(item.num_draft_tokens for item in items):
+            return DRAFTS
         if len(items) > self._step.num_rows:
             return ROWS
         for item in items:
@@ -148,7 +152,7 @@ class RunAhead:
         return AHEAD
 
     def _draws_on_device(self, item: ScheduledRequest) -> bool:
-        if item.bans or item.num_roll_backs or item.num_draft_tokens:
+        if item.bans or item.num_roll_backs:
             return False
         return draws_on_device(item.params, self._eos_token_ids)
 
