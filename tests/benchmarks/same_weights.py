@@ -5,9 +5,9 @@
 
 ``gptq`` reads a Q4_0 file that llama-quantize has made of the folder DENSE and writes the same
 values in GPTQ's layout: Q4_0 stores d * (q - 8) with one fp16 d for 32 values along a row, which
-is symmetric 4 bits in groups of 32, bit for bit. The head, which such files keep as Q8_0 (d * q),
-is 8 bits in the same groups; the embedding, the same tensor there, becomes bf16. Needs the package
-gguf.
+is symmetric 4 bits in groups of 32, bit for bit. The head becomes 8 bits: such files keep it as
+Q8_0 (d * q, groups of 32), or as Q6_K (d * s * q, groups of 16; d * s is rounded to fp16). The
+embedding, the same tensor there, becomes bf16. Needs the package gguf.
 """
 
 from __future__ import annotations
@@ -97,17 +97,25 @@ def codes_and_scales(tensor: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def bytes_and_scales(tensor: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes uint8 [N, K] of 0..255, 128 being zero, and scales fp16 [N, K/32] of a Q8_0 tensor."""
-    blocks = np.array(tensor.data).reshape(-1, 34)
+    """Codes uint8 [N, K] of 0..255, 128 being zero, and scales fp16 [N, G] of a Q8_0 tensor, or of
+    a Q6_K one (blocks of 210 bytes for 256 values: codes, 16 int8 scales, fp16 d)."""
     columns = int(tensor.shape[0])
-    scales = torch.from_numpy(blocks[:, :2].copy()).view(torch.float16).view(-1, columns // GROUP)
-    codes = torch.from_numpy(blocks[:, 2:].copy()).view(-1, columns)
-    return codes ^ 128, scales
+    values = torch.from_numpy(np.array(gguf.dequantize(tensor.data, tensor.tensor_type)))
+    if tensor.tensor_type == gguf.GGMLQuantizationType.Q8_0:
+        first = torch.from_numpy(np.array(tensor.data).reshape(-1, 34)[:, :2].copy())
+        scales = first.view(torch.float16).float()
+    else:
+        blocks = torch.from_numpy(np.array(tensor.data).reshape(-1, 210)[:, 192:].copy())
+        scales = blocks[:, :16].view(torch.int8) * blocks[:, 16:].contiguous().view(torch.float16)
+    scales = scales.float().view(-1, 1)
+    codes = (values.view(scales.shape[0], -1) / scales).nan_to_num(0).round() + 128
+    return codes.to(torch.uint8).view(-1, columns), scales.half().view(values.shape[0], -1)
 
 
 def as_gptq(codes: torch.Tensor, scales: torch.Tensor, bits: int = 4) -> dict[str, torch.Tensor]:
     """GPTQ's tensors: qweight int32 [K * bits / 32, N], scales fp16 [K/32, N], zeros, groups."""
     rows, columns = codes.shape
+    groups = scales.shape[1]
     shifts = torch.arange(0, 32, bits, dtype=torch.int64)
     by_word = codes.T.reshape(-1, 32 // bits, rows).long()
     words = (by_word << shifts[None, :, None]).sum(1)
@@ -115,8 +123,8 @@ def as_gptq(codes: torch.Tensor, scales: torch.Tensor, bits: int = 4) -> dict[st
     return {
         "qweight": words.contiguous(),
         "scales": scales.T.contiguous(),
-        "qzeros": torch.full((columns // GROUP, rows * bits // 32), ZEROS[bits], dtype=torch.int32),
-        "g_idx": (torch.arange(columns) // GROUP).int(),
+        "qzeros": torch.full((groups, rows * bits // 32), ZEROS[bits], dtype=torch.int32),
+        "g_idx": (torch.arange(columns) // (columns // groups)).int(),
     }
 
 
@@ -130,11 +138,13 @@ def write_gptq(file: Path, dense: Path, target: Path) -> None:
         "sym": True,
         "desc_act": False,
         "lm_head": True,
-        "dynamic": {"lm_head": {"bits": 8}},
     }
     config["tie_word_embeddings"] = False
-    copy_small_files(dense, target, config)
     stored = {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
+    head, head_scales = bytes_and_scales(stored["token_embd.weight"])
+    head_rule = {"bits": 8, "group_size": head.shape[1] // head_scales.shape[1]}
+    config["quantization_config"]["dynamic"] = {"lm_head": head_rule}
+    copy_small_files(dense, target, config)
 
     def plain(name: str) -> torch.Tensor:
         tensor = stored[name]
@@ -156,8 +166,7 @@ def write_gptq(file: Path, dense: Path, target: Path) -> None:
                 codes, scales = (undo_rope_permutation(t, config[heads]) for t in (codes, scales))
             for part, value in as_gptq(codes, scales).items():
                 tensors[f"{here}{ours}.{part}"] = value
-    head = stored["token_embd.weight"]
-    for part, value in as_gptq(*bytes_and_scales(head), bits=8).items():
+    for part, value in as_gptq(head, head_scales, bits=8).items():
         tensors[f"lm_head.{part}"] = value
     save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
 
