@@ -56,8 +56,8 @@ COMPUTE: dict[str, tuple[int, int]] = {
     "RTX 6000 Ada": (89, 142),
     "RTX A6000": (86, 84),
 }
-"""Architecture and multiprocessors, from the makers' data sheets. The second decides how products
-are split, which is part of a kernel."""
+"""Architecture and multiprocessors as NVIDIA states them; not read from cards. The second decides
+how products are split, which is part of a kernel."""
 
 
 @dataclass(slots=True)
