@@ -42,9 +42,8 @@ def prepare(interpret: bool) -> str | None:
     Plugins mark their functions with pluggy, which no kernel needs: a stand-in marks nothing.
     """
     pluggy = types.ModuleType("pluggy")
-    for name in ("HookimplMarker", "HookspecMarker"):
-        setattr(pluggy, name, lambda project: lambda *function, **options: (*function, _same)[0])
-    pluggy.PluginManager = object  # type: ignore[attr-defined]
+    markers = dict.fromkeys(("HookimplMarker", "HookspecMarker"), _marker)
+    vars(pluggy).update(markers, PluginManager=object)
     sys.modules["pluggy"] = pluggy
     plugins = (ROOT / "plugins" / name for name in ("quant_exl2", "kv_fp8"))
     for source in (ROOT / "core" / "src", *(plugin / "src" for plugin in plugins)):
@@ -62,8 +61,9 @@ def prepare(interpret: bool) -> str | None:
     return None
 
 
-def _same(function: Any) -> Any:
-    return function
+def _marker(project: str) -> Any:
+    """What marks functions, with options or without, and leaves them as they are."""
+    return lambda *function, **options: function[0] if function else lambda other: other
 
 
 def run_sections(only: set[str], seconds: float, interpret: bool) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ingle.engine.engine_core import EngineCore
-from ingle.engine.streams import merge_output
+from ingle.engine.streams import add_output, merge_output
 from ingle.errors import CapacityError, EngineDeadError, RequestError
 from ingle.request import RequestOutput, SamplingParams
 
@@ -24,11 +24,8 @@ def drain(core: EngineCore) -> dict[str, RequestOutput]:
     whole: dict[str, RequestOutput] = {}
     while core.has_work():
         for output in core.step():
-            if output.request_id in whole:
-                assert not whole[output.request_id].finished
-                merge_output(whole[output.request_id], output)
-            else:
-                whole[output.request_id] = output
+            assert output.request_id not in whole or not whole[output.request_id].finished
+            add_output(whole, output)
         core.scheduler.check_integrity()
     return whole
 
@@ -426,10 +423,7 @@ def test_a_hundred_requests_with_every_tenth_aborted(core_of: Any) -> None:
     whole: dict[str, RequestOutput] = {}
     while core.has_work():
         for output in core.step():
-            if output.request_id in whole:
-                merge_output(whole[output.request_id], output)
-            else:
-                whole[output.request_id] = output
+            add_output(whole, output)
         for name, (_, wanted) in sizes.items():
             if wanted == 300 and name in whole and not whole[name].finished:
                 merge_output(whole[name], core.abort(name))

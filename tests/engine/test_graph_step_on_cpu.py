@@ -16,7 +16,7 @@ from ingle.engine.engine_core import EngineCore
 from ingle.engine.graph_start import begin_running_ahead
 from ingle.engine.model_runner import ModelRunner
 from ingle.engine.run_ahead import AHEAD, BLOCKS, DRAFTS, SAMPLER, RunAhead
-from ingle.engine.streams import merge_output
+from ingle.engine.streams import add_output
 from ingle.model.decoder import Decoder
 from ingle.plugin.device import DeviceInfo
 from ingle.request import RequestOutput, SamplingParams
@@ -110,10 +110,7 @@ def answers(
             last = core.abort(abort[0])
             outputs += [last] if last is not None else []
         for output in outputs:
-            if output.request_id in whole:
-                merge_output(whole[output.request_id], output)
-            else:
-                whole[output.request_id] = output
+            add_output(whole, output)
         core.scheduler.check_integrity()
         number += 1
     assert core.stats().kv_cache_used_blocks == 0

@@ -12,7 +12,7 @@ from ingle.engine.device_step import RowStart
 from ingle.engine.engine_core import EngineCore
 from ingle.engine.run_ahead import AHEAD, BLOCKS, DRAFTS, PROMPT, ROWS, SAMPLER, RunAhead
 from ingle.engine.speculation import Speculation
-from ingle.engine.streams import merge_output
+from ingle.engine.streams import add_output
 from ingle.request import RequestOutput, SamplingParams
 
 NOTHING = b"never written"
@@ -106,10 +106,7 @@ def drain(core: EngineCore, whole: dict[str, RequestOutput] | None = None) -> di
     whole = {} if whole is None else whole
     while core.has_work():
         for output in core.step():
-            if output.request_id in whole:
-                merge_output(whole[output.request_id], output)
-            else:
-                whole[output.request_id] = output
+            add_output(whole, output)
         core.scheduler.check_integrity()
     return whole
 
@@ -201,7 +198,7 @@ def test_a_step_out_of_memory_is_tried_again_with_what_had_begun(
     whole: dict[str, RequestOutput] = {}
     for _ in range(3):
         for output in core.step():
-            merge_output(whole["a"], output) if "a" in whole else whole.update(a=output)
+            add_output(whole, output)
 
     def run_out(plan: Any) -> None:
         core.ahead.runner.before = lambda _: None
@@ -274,9 +271,7 @@ def test_whatever_happens_meanwhile_answers_are_undisturbed(
             core.abort(name)
         if core.has_work():
             for output in core.step():
-                known = whole.setdefault(output.request_id, output)
-                if known is not output:
-                    merge_output(known, output)
+                add_output(whole, output)
             core.scheduler.check_integrity()
     drain(core, whole)
     assert len(asked) == 40

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ingle.builtin import planar_rows
+from ingle.builtin import affine_rows
 from ingle.builtin.affine_cpu import ingle_matmul_kernels
 from ingle.builtin.planar_cpu import PlanarWeight, int4_product_is_usable, pack_planar
 from ingle.plugin import AffineWeight, DeviceInfo, KernelUse, MatmulKernel
@@ -225,10 +225,10 @@ def test_words_and_lanes_give_the_row_of_the_codes(block: int, inputs: int, grou
     scales = torch.rand(groups, 192, generator=generator)
     zeros = torch.randint(16, (groups, 192), generator=generator, dtype=torch.uint8)
     x = torch.randn(inputs, generator=generator)
-    words = planar_rows.words(pack_planar(codes, block), groups)
+    words = affine_rows.nibble_words(pack_planar(codes, block), groups)
     assert words is not None
-    tables = [planar_rows.lane_table(one, block // 2) for one in (scales, zeros)]
-    found = planar_rows.zero_row([words, *tables], x)
+    tables = [affine_rows.lane_table(one, block // 2) for one in (scales, zeros)]
+    found = affine_rows.nibble_row([words, *tables], x)
     by_input = inputs // groups
     zero, scale = (one.double().repeat_interleave(by_input, 0).T for one in (zeros, scales))
     wanted = ((codes.double() - zero) * scale) @ x.double()
@@ -237,4 +237,4 @@ def test_words_and_lanes_give_the_row_of_the_codes(block: int, inputs: int, grou
 
 def test_groups_that_fill_no_vector_have_no_words() -> None:
     codes = torch.zeros(64, 18, dtype=torch.uint8)
-    assert planar_rows.words(pack_planar(codes, 32), 9) is None
+    assert affine_rows.nibble_words(pack_planar(codes, 32), 9) is None

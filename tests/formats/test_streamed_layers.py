@@ -25,8 +25,8 @@ from ingle.checkpoint.safetensors import open_checkpoint
 from ingle.errors import CapacityError
 from ingle.model.build import build_decoder
 from ingle.model.decoder import Decoder
-from ingle.model.linear import ROW_RANGES, PreparedWeight
-from ingle.model.streamed_layers import Offload, StreamedLayer, find_linears
+from ingle.model.linear import ROW_RANGES, PreparedWeight, find_linears
+from ingle.model.streamed_layers import Offload, StreamedLayer
 from ingle.model.weights import WeightSource
 from ingle.plugin import DeviceInfo, KernelUse, KVCacheGeometry, LinearWeight, WeightFormat
 from ingle_quant_awq.format import AwqFormat

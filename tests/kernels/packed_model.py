@@ -1,4 +1,4 @@
-"""A packed model of one layer, and the plugins that read it, for both gates."""
+"""A packed model of one layer, and the plugins that read it; fixtures of both gates."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -29,23 +28,20 @@ PACKAGES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def installed_plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The format plugins as if they were installed, and no self-check from an earlier run."""
+def install_plugins(site: Path) -> None:
+    """What makes the format plugins look installed, once ``site`` is on the path."""
     for package, (name, module) in PACKAGES.items():
-        folder = tmp_path / "site" / f"{package.replace('-', '_')}-0.1.0.dist-info"
+        folder = site / f"{package.replace('-', '_')}-0.1.0.dist-info"
         folder.mkdir(parents=True)
         (folder / "METADATA").write_text(
             f"Metadata-Version: 2.1\nName: {package}\nVersion: 0.1.0\n"
         )
         (folder / "entry_points.txt").write_text(f"[ingle.plugins]\n{name} = {module}\n")
-    monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    monkeypatch.setenv("INGLE_CACHE", str(tmp_path / "cache"))
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory, demo_model_dir: Path) -> Path:
-    """A random Llama of one layer, packed as GPTQ with 4 bits; the down projection act-order."""
+def write_packed(folder: Path, tokenizer: Path) -> None:
+    """A random Llama of one layer, packed as GPTQ with 4 bits; the down projection act-order; and
+    the tokenizer of another model's folder."""
     spec = importlib.util.spec_from_file_location("round_to_nearest", PACKER)
     assert spec is not None
     assert spec.loader is not None
@@ -62,7 +58,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory, demo_model_dir: Path) -
         order = torch.randperm(parameter.shape[1]) if linear.endswith("down_proj") else None
         packed = packer.pack_gptq(parameter.detach(), 4, 32, False, order)
         tensors |= {f"{linear}.{role}": tensor for role, tensor in packed.items()}
-    folder = tmp_path_factory.mktemp("gptq")
     save_file(tensors, folder / "model.safetensors")
     quantization = {"quant_method": "gptq", "bits": 4, "group_size": 32}
     config = {
@@ -72,5 +67,4 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory, demo_model_dir: Path) -
     }
     (folder / "config.json").write_text(json.dumps({**config, "quantization_config": quantization}))
     for file in ("tokenizer.json", "tokenizer_config.json"):
-        (folder / file).write_bytes((demo_model_dir / file).read_bytes())
-    return folder
+        (folder / file).write_bytes((tokenizer / file).read_bytes())

@@ -13,7 +13,7 @@ from math import gcd
 from typing import Any
 
 import triton.language as tl
-from figures import ALLOWED, MISSED, figure_of
+from figures import ALLOWED, figure_of, is_missed
 
 from ingle.attention.paged_kernel import paged_attention_kernel
 from ingle.attention.paged_triton import (
@@ -64,7 +64,7 @@ class Variant:
         """Most instructions per item on ``arch``: the budget, and a tenth above the design's figure
         where it has one."""
         figure = figure_of(self.name, arch)
-        if figure is None or self.name in MISSED:
+        if figure is None or is_missed(self.name, arch):
             return self.budget
         return min(self.budget, ALLOWED * figure)
 

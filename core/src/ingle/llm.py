@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ingle.config import EngineConfig
 from ingle.engine.engine_core import EngineCore
-from ingle.engine.streams import merge_output
+from ingle.engine.streams import add_output
 from ingle.errors import ConfigError, RequestError
 from ingle.request import RequestOutput, SamplingParams
 
@@ -188,10 +188,7 @@ class LLM:
         results: dict[str, RequestOutput] = {}
         with _progress_bar(len(jobs), use_tqdm) as bar:
             for output in self._outputs(jobs):
-                if output.request_id in results:
-                    merge_output(results[output.request_id], output)
-                else:
-                    results[output.request_id] = output
+                add_output(results, output)
                 bar.update(int(output.finished))
         for result in results.values():
             result.outputs.sort(key=lambda completion: completion.index)

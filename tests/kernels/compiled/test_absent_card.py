@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from packed_model import checkpoint, installed_plugins  # noqa: F401
 from triton import knobs
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
@@ -18,6 +17,8 @@ from ingle.cli.compile import compile_kernels
 from ingle.config import EngineConfig
 from ingle.engine.absent_card import Compiled, find_card, pretending
 from ingle.errors import ConfigError
+
+pytestmark = pytest.mark.usefixtures("installed_plugins")
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +75,7 @@ def test_a_launch_compiles_with_assembly_and_leaves_no_trace() -> None:
 
 @pytest.mark.slow
 def test_a_model_is_compiled_once_with_everything_that_its_engine_chooses_on_the_card(
-    checkpoint: Path,  # noqa: F811
+    checkpoint: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,

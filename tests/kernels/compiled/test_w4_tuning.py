@@ -162,11 +162,11 @@ def test_each_kind_of_weight_of_a_model_is_measured_once() -> None:
     kernel: Any = SimpleNamespace(name="k", tune=lambda weight: f"{next(numbers)}")
 
     def linear(n: int) -> Linear:
-        weight = SimpleNamespace(
+        weight: Any = SimpleNamespace(
             tensors=lambda: {"w": torch.zeros(n, 2)}, out_features=n,
             input_order=None, input_scale=None, stored_out_features=n, output_rows=None,
         )  # fmt: skip
-        return Linear([PreparedWeight(weight=weight, kernels=(kernel,))])  # type: ignore[arg-type]
+        return Linear([PreparedWeight(weight=weight, kernels=(kernel,))])
 
     model = (Layer(linear(3), linear(4)), Layer(linear(3), linear(4)))
     core: Any = SimpleNamespace(ahead=None, runner=ModelRunner.__new__(ModelRunner))

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from interpreted_device import CARD
-from packed_model import checkpoint, installed_plugins  # noqa: F401
 
 from ingle.attention.paged_cuda import PagedCUDAAttention
 from ingle.config import EngineConfig
@@ -19,6 +18,8 @@ from ingle.engine.model_runner import ModelRunner
 from ingle.engine.step import ScheduledRequest, SchedulerOutput
 from ingle.model.decoder import Decoder
 from ingle.request import SamplingParams
+
+pytestmark = pytest.mark.usefixtures("installed_plugins")
 
 
 def open_core(folder: Path, **options: Any) -> EngineCore:
@@ -92,7 +93,7 @@ def relative_error(found: torch.Tensor, wanted: torch.Tensor) -> float:
     ],
 )
 def test_an_engine_on_a_card_computes_what_one_on_a_cpu_computes(
-    checkpoint: Path,  # noqa: F811
+    checkpoint: Path,
     monkeypatch: pytest.MonkeyPatch,
     cache: str,
     bound: float,
@@ -105,7 +106,7 @@ def test_an_engine_on_a_card_computes_what_one_on_a_cpu_computes(
 
 
 def test_packed_linears_get_the_triton_kernel_and_attention_reads_in_place(
-    checkpoint: Path,  # noqa: F811
+    checkpoint: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     core = open_on_card(checkpoint, monkeypatch, enforce_eager=True)

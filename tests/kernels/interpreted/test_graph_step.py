@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_cuda_engine import checkpoint, installed_plugins, open_on_card, share  # noqa: F401
+from test_cuda_engine import open_on_card, share
 
 from ingle.engine.device_step import RowStart, draws_on_device
 from ingle.engine.engine_core import EngineCore
@@ -19,6 +19,8 @@ from ingle.engine.step import SchedulerOutput
 from ingle.model.decoder import Decoder
 from ingle.request import GrammarSpec, SamplingParams
 from ingle.sampling.uniform import uniform
+
+pytestmark = pytest.mark.usefixtures("installed_plugins")
 
 BLOCK = 16
 NUM_STEPS = 3
@@ -30,7 +32,7 @@ EAGER_TABLES, GRAPH_TABLES = ((1, 2), (3, 4, 5)), ((8, 6), (11, 9, 7))
 
 
 @pytest.fixture
-def core(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> EngineCore:  # noqa: F811
+def core(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> EngineCore:
     """An engine that takes the CPU for a card."""
     return open_on_card(checkpoint, monkeypatch, enforce_eager=True)
 
@@ -101,7 +103,7 @@ def run_requests(core: EngineCore) -> dict[str, list[int]]:
 
 
 def test_an_engine_on_a_card_runs_ahead_and_says_so(
-    checkpoint: Path,  # noqa: F811
+    checkpoint: Path,
     core: EngineCore,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 
-from ingle.builtin.byte_rows import byte_weight
+from ingle.builtin.byte_cpu import byte_weight
 from ingle.builtin.planar_cpu import (
     PlanarWeight,
     int4_group_size,

@@ -18,7 +18,7 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 
-from ingle.builtin import planar_rows
+from ingle.builtin import affine_rows
 from ingle.plugin import AffineWeight, RowProduct
 from ingle.plugin.nibble_tiles import block_size
 
@@ -89,23 +89,18 @@ class PlanarWeight(AffineWeight):
         whole = self.stored_out_features % self.block_size == 0
         if not whole or not self.has_equal_groups:
             return None
-        words = planar_rows.words(self.codes, self.num_groups)
+        words = affine_rows.nibble_words(self.codes, self.num_groups)
         if words is None:
             return None
         tables = [t for t in (self.scales, self.offsets, self.zeros) if t is not None]
         half = self.codes.shape[2]
-        shape = (words.shape[0], self.num_groups, planar_rows.NIBBLES, planar_rows.LANES)
+        shape = (words.shape[0], self.num_groups, affine_rows.NIBBLES, affine_rows.LANES)
         return RowProduct(
-            function=_ROWS[self.offsets is not None, self.zeros is not None],
+            function=affine_rows.nibble_row,
             shapes=((tuple(words.shape), words.dtype), *((shape, t.dtype) for t in tables)),
-            tensors=lambda: (words, *(planar_rows.lane_table(t, half) for t in tables)),
+            tensors=lambda: (words, *(affine_rows.lane_table(t, half) for t in tables)),
             copied_bytes=sum(prod(shape) * t.element_size() for t in tables),
         )
-
-    @property
-    def has_equal_groups(self) -> bool:
-        """Whether every group has ``group_size`` inputs."""
-        return self.num_groups * self.group_size == self.in_features and self.group_offsets is None
 
     def _grouped(self, codes: torch.Tensor) -> torch.Tensor:
         """A view [G, K/G, n] of [K, n] when groups are equal, else the same."""
@@ -117,14 +112,6 @@ class PlanarWeight(AffineWeight):
         """[G, n] to what broadcasts over ``_grouped`` codes, in float32."""
         table = table.to(torch.float32)
         return table.unsqueeze(1) if self.has_equal_groups else table[self.group_ids()]
-
-
-_ROWS = {
-    (False, False): planar_rows.middle_row,
-    (False, True): planar_rows.zero_row,
-    (True, False): planar_rows.offset_row,
-}
-"""By whether there are offsets, and whether there are zeros."""
 
 
 def planar_weight(weight: AffineWeight, *, for_int4: bool) -> PlanarWeight:

@@ -102,6 +102,14 @@ class Mailbox:
             stream.notify()
 
 
+def add_output(whole: dict[str, RequestOutput], output: RequestOutput) -> None:
+    """Adds what is new of a request to what there is of it in ``whole``, by its id."""
+    if output.request_id in whole:
+        merge_output(whole[output.request_id], output)
+    else:
+        whole[output.request_id] = output
+
+
 def merge_output(older: RequestOutput, newer: RequestOutput) -> None:
     """Adds a later piece of a stream to an earlier one, in place."""
     by_index = {completion.index: completion for completion in older.outputs}

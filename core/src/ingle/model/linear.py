@@ -5,8 +5,8 @@ Shape letters: R rows, K input features, N output features.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 
 import torch
 
@@ -124,3 +124,15 @@ def _is_plain(weight: LinearWeight) -> bool:
 
 def _ordered(x: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
     return x if weight.input_order is None else x[:, weight.input_order]
+
+
+def find_linears(part: object) -> Iterator[Linear]:
+    """Every linear in a model or a part of one, wherever it is in dataclasses, tuples and lists."""
+    if isinstance(part, Linear):
+        yield part
+    elif isinstance(part, tuple | list):
+        for item in part:
+            yield from find_linears(item)
+    elif is_dataclass(part) and not isinstance(part, type):
+        for field in fields(part):
+            yield from find_linears(getattr(part, field.name))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -18,7 +18,7 @@ from ingle.attention.metadata import ForwardBatch
 from ingle.errors import CapacityError
 from ingle.model.decoder import DecoderLayer, EdgedLayer, SelfAttention, Turn
 from ingle.model.device_boundary import DeviceBoundary
-from ingle.model.linear import Linear, PreparedWeight
+from ingle.model.linear import PreparedWeight, find_linears
 
 NUM_SLOTS = 2
 ALIGNMENT = 256
@@ -118,18 +118,6 @@ def lay_out(tensors: Mapping[int, torch.Tensor]) -> tuple[dict[int, Place], int]
         places[key] = Place(start, tuple(tensor.shape), dense.stride(), tensor.dtype)
         end = start + places[key].num_bytes
     return places, end
-
-
-def find_linears(part: object) -> Iterator[Linear]:
-    """Every linear in a layer, wherever it is."""
-    if isinstance(part, Linear):
-        yield part
-    elif isinstance(part, tuple | list):
-        for item in part:
-            yield from find_linears(item)
-    elif is_dataclass(part) and not isinstance(part, type):
-        for field in fields(part):
-            yield from find_linears(getattr(part, field.name))
 
 
 class LayerStream:

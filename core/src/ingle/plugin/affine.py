@@ -101,6 +101,11 @@ class AffineWeight(LinearWeight):
         return self.scales.shape[0]
 
     @property
+    def has_equal_groups(self) -> bool:
+        """Whether every group has ``group_size`` inputs."""
+        return self.num_groups * self.group_size == self.in_features and self.group_offsets is None
+
+    @property
     def triton(self) -> TritonDecode | None:
         """Decodes this layout; None where triton is not installed, or codes lie otherwise."""
         if type(self) is not AffineWeight or find_spec("triton") is None:

@@ -184,7 +184,8 @@ class AffineLoader(WeightLoader):
     def row_product_bytes(self, name: str) -> int | None:
         """For 8 bits, and 4 in whole blocks of outputs: what is not codes, once or twice."""
         linear = self._find(name)
-        if linear.bits not in (4, 8) or linear.out_features % _OUTPUT_BLOCK:
+        is_whole = linear.bits == 4 and linear.out_features % _OUTPUT_BLOCK == 0
+        if linear.bits != 8 and not is_whole:
             return None
         codes = linear.out_features * linear.in_features * linear.bits // 8
         return max(0, self.packed_bytes(name) - codes) * (2 if linear.bits == 4 else 1)

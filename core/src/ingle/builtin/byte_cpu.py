@@ -1,0 +1,44 @@
+"""8-bit affine weights as CPUs read them: codes are bytes along the inputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ingle.builtin import affine_rows
+from ingle.plugin import AffineWeight, RowProduct
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class ByteWeight(AffineWeight):
+    """An affine weight of 8 bits; ``codes`` hold four inputs in a word, so K is a multiple of 4."""
+
+    def row_product(self) -> RowProduct | None:
+        """A loop over the bytes, for equal groups of whole vectors."""
+        if not self.has_equal_groups:
+            return None
+        runs = affine_rows.byte_runs(self.codes.view(torch.uint8), self.num_groups)
+        if runs is None:
+            return None
+        tables = [t for t in (self.scales, self.offsets, self.zeros) if t is not None]
+        sizes = tuple((tuple(t.shape[::-1]), t.dtype) for t in tables)
+        return RowProduct(
+            function=affine_rows.byte_row,
+            shapes=((tuple(runs.shape), runs.dtype), *sizes),
+            tensors=lambda: (runs, *(t.T.contiguous() for t in tables)),
+            copied_bytes=sum(t.numel() * t.element_size() for t in tables),
+        )
+
+
+def byte_weight(weight: AffineWeight) -> ByteWeight:
+    """``weight`` (8 bits, K a multiple of 4) around the same tensors."""
+    if isinstance(weight, ByteWeight):
+        return weight
+    return ByteWeight(
+        bits=weight.bits,
+        group_size=weight.group_size,
+        in_features=weight.in_features,
+        out_features=weight.out_features,
+        **weight.tensors(),
+    )
