@@ -2,7 +2,8 @@
 
 One engine per cache type, in one process, its decode steps compiled. ``bf16`` is the cache that the
 others are compared with. Prompts are compared with what they cannot do without: the products of
-the model's matrices, and torch's attention as transformers calls it.
+all layers' matrices, and attention as transformers calls it. The settings are those that
+the ``ingle`` command gives itself.
 
     python tests/benchmarks/bench_kv.py [MODEL] [--tokens 4000] [--rounds 30]
 """
@@ -15,10 +16,13 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import torch
-from torch.nn.functional import linear, scaled_dot_product_attention
+from torch.nn.functional import linear
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from ingle.cli.restart import restart_with_settings
 from ingle.config import EngineConfig
 from ingle.demo_model import default_demo_model
 from ingle.engine.engine import build_engine_core
@@ -26,7 +30,8 @@ from ingle.engine.engine_core import EngineCore
 from ingle.engine.model_runner import ModelRunner
 from ingle.engine.step import ScheduledRequest, SchedulerOutput
 from ingle.model.compiled_decoder import CompiledDecoder
-from ingle.model.decoder import Decoder
+from ingle.model.decoder import Decoder, Layer
+from ingle.model.linear import Linear
 from ingle.plugin.cache_folder import default_cache_folder
 from ingle.request import SamplingParams
 
@@ -102,32 +107,54 @@ def seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - begin
 
 
-def least_prompt_seconds(model: Decoder, num_tokens: int) -> float:
-    """A prompt's matrix products, and its attention by torch on keys repeated per query head."""
-    layer = model.layers[0]
-    shape = layer.attention.shape
-    linears = (
-        layer.attention.qkv_proj,
-        layer.attention.o_proj,
-        layer.mlp.gate_up_proj,  # type: ignore[union-attr]
-        layer.mlp.down_proj,  # type: ignore[union-attr]
-    )
-    sizes = [(one.parts[0].weight.in_features, sum(p.weight.out_features for p in one.parts))
-             for one in linears]  # fmt: skip
-    total = 0.0
-    for wide, out in sizes:
-        weight, x = torch.randn(out, wide).bfloat16(), torch.randn(CHUNK, wide).bfloat16()
-        linear(x, weight)
-        best = min(seconds(lambda x=x, weight=weight: linear(x, weight)) for _ in range(3))
-        total += best * num_tokens / CHUNK
-    heads = (1, shape.num_heads, num_tokens, shape.head_dim)
-    q, k, v = (torch.randn(heads).bfloat16() for _ in range(3))
+class LeastPrompt:
+    """What a prompt cannot do without: every layer's products and transformers' attention, in
+    order, each once on what the one before it made; whole prompts, nothing in between.
 
-    def attend() -> torch.Tensor:
-        return scaled_dot_product_attention(q, k, v, is_causal=True)
+    Args:
+        model: Whose sizes they have; weights are random.
+        num_tokens: T.
+    """
 
-    attend()
-    return (total + min(seconds(attend) for _ in range(3))) * len(model.layers)
+    def __init__(self, model: Decoder, num_tokens: int) -> None:
+        generator = torch.Generator().manual_seed(0)
+
+        def random(*size: int) -> torch.Tensor:
+            return (torch.randn(size, generator=generator) / size[-1] ** 0.5).bfloat16()
+
+        self.shape = model.layers[0].attention.shape
+        self.weights = [
+            [random(sum(p.weight.out_features for p in one.parts), one.parts[0].weight.in_features)
+             for one in _linears(layer)]
+            for layer in model.layers
+        ]  # fmt: skip
+        self.x = random(num_tokens, model.embedding.shape[1])
+        self.inner = random(num_tokens, self.weights[0][3].shape[1])
+        groups = self.shape.num_heads // self.shape.num_kv_heads
+        self.module = SimpleNamespace(num_key_value_groups=groups, is_causal=True, training=False)
+
+    def __call__(self) -> float:
+        """Seconds."""
+        begin = time.perf_counter()
+        x = self.x
+        for qkv, o, gate_up, down in self.weights:
+            x = linear(self._attend(linear(x, qkv)), o)
+            linear(x, gate_up)
+            x = linear(self.inner, down)
+        return time.perf_counter() - begin
+
+    def _attend(self, heads: torch.Tensor) -> torch.Tensor:
+        shape = self.shape
+        split = heads.view(1, heads.shape[0], -1, shape.head_dim).transpose(1, 2)
+        q, k, v = split.split([shape.num_heads, shape.num_kv_heads, shape.num_kv_heads], 1)
+        out, _ = sdpa_attention_forward(self.module, q, k, v, None)  # type: ignore[arg-type]
+        return out.reshape(heads.shape[0], -1)
+
+
+def _linears(layer: Layer) -> tuple[Linear, ...]:
+    mlp = layer.mlp  # type: ignore[attr-defined]
+    attention = layer.attention
+    return attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj
 
 
 def peak_mib() -> float:
@@ -156,20 +183,28 @@ def report_prompts(engines: list[Opened], tokens: list[int], rounds: int) -> Non
     """Every engine's cache is filled."""
     for one in engines:
         one.prefill(tokens[: len(tokens) // 2])
-    before = peak_mib()
     times: dict[str, list[float]] = {one.name: [] for one in engines}
-    least = []
+    before = peak_mib()
+    for one in engines:
+        one.prefill(tokens)
+    grown = peak_mib() - before
+    least_prompt, least = LeastPrompt(engines[0].model, len(tokens)), []
+    least_prompt()
     for _ in range(rounds):
         for one in engines:
             times[one.name].append(one.prefill(tokens))
-        least.append(least_prompt_seconds(engines[0].model, len(tokens)))
-    grown = peak_mib() - before
+        least.append(least_prompt())
     bound = statistics.median(least)
-    print(f"prompt of {len(tokens)}: products and torch's attention alone {bound:.2f} s;")
+    print(f"prompt of {len(tokens)}: products and transformers' attention alone {bound:.2f} s")
+    print(f"({min(least):.2f} to {max(least):.2f});")
     print(f"peak memory {grown:.0f} MiB above that of a prompt half as long")
     for name, found in times.items():
         middle = statistics.median(found)
-        print(f"| `{name}` | {middle:.2f} s | {middle / bound:.2f} |")
+        ratios = sorted(mine / other for mine, other in zip(found, least, strict=True))
+        print(
+            f"| `{name}` | {middle:.2f} s ({min(found):.2f} to {max(found):.2f}) | "
+            f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}) |"
+        )
 
 
 def report_steps(engines: list[Opened], tokens: list[int], rounds: int) -> None:
@@ -190,4 +225,5 @@ def report_steps(engines: list[Opened], tokens: list[int], rounds: int) -> None:
 
 
 if __name__ == "__main__":
+    restart_with_settings(["bench"])
     main()

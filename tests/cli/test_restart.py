@@ -11,7 +11,8 @@ import pytest
 from ingle.cli.restart import SPIN_COUNT, SPINS, TUNABLES, WAIT_POLICY, changed_environment
 
 GLIBC = "glibc 2.36"
-ASKED = "glibc.malloc.hugetlb=1"
+KEEPS = "glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=268435456"
+ASKED = f"glibc.malloc.hugetlb=1:{KEEPS}"
 ALL = {TUNABLES: ASKED, SPIN_COUNT: SPINS}
 
 
@@ -26,8 +27,11 @@ ALL = {TUNABLES: ASKED, SPIN_COUNT: SPINS}
         ),
         pytest.param(
             {TUNABLES: "glibc.malloc.hugetlb=0"},
-            {TUNABLES: "glibc.malloc.hugetlb=0", SPIN_COUNT: SPINS},
+            {TUNABLES: f"glibc.malloc.hugetlb=0:{KEEPS}", SPIN_COUNT: SPINS},
             id="huge-pages-refused",
+        ),
+        pytest.param(
+            {TUNABLES: f"{ASKED}0"}, {TUNABLES: f"{ASKED}0", SPIN_COUNT: SPINS}, id="more-is-kept"
         ),
         pytest.param(
             {WAIT_POLICY: "passive"}, {WAIT_POLICY: "passive", TUNABLES: ASKED}, id="a-wait-policy"

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from ingle.builtin.dense import DenseFormat
-from ingle.builtin.dense_linear import DenseWeight, MkldnnKernel, mkldnn_support, padded_rows
+from ingle.builtin.dense_linear import DenseWeight, MkldnnKernel, mkldnn_support
 from ingle.errors import CheckpointError
 from ingle.plugin import Epilogue, KernelUse, LinearSpec
+from ingle.plugin.row_counts import padded_rows
 from ingle.testing import memory_checkpoint
 from ingle.testing.foreign import FOREIGN_CHECKPOINTS, LINEAR
 

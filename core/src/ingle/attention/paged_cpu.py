@@ -8,9 +8,11 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import pad
 
+from ingle.attention.joined import JOINED
 from ingle.attention.layer_cache import LayerCache, turned
 from ingle.attention.metadata import ForwardBatch, SequenceSpan
 from ingle.attention.softcapped import SoftcappedAttention
+from ingle.plugin.compiled_function import CompiledFunction
 
 WINDOW_TILE = 256
 """Rows that share a mask in windowed prefill: the mask stays below 256 x (256 + window)."""
@@ -50,8 +52,9 @@ def _for_groups(cached: torch.Tensor, groups: int) -> torch.Tensor:
 
 
 def _by_row(out: torch.Tensor) -> torch.Tensor:
-    """``out`` [H, G, T, D] as [T, Q * D]."""
-    return out.permute(2, 0, 1, 3).flatten(1)
+    """``out`` [H, G, T, D] as [T, Q, D]; in place when it is the output for a ``query`` of
+    ``_by_group``, which torch lays out alike."""
+    return out.permute(2, 0, 1, 3).flatten(1, 2)
 
 
 class PagedCPUAttention:
@@ -68,6 +71,9 @@ class PagedCPUAttention:
         scale: Factor on the logits.
         window: Tokens a row attends to at most, itself included; None is all before it.
         softcap: Bound of the scaled logits; None leaves them.
+
+    Attributes:
+        joined: Joins two calls of a chunk; core may compile it for bfloat16.
     """
 
     name = "paged_cpu"
@@ -79,15 +85,27 @@ class PagedCPUAttention:
         self.scale = scale
         self.window = window
         self.softcap = softcap
+        self.joined = CompiledFunction(JOINED)
         self._softcapped = None if softcap is None else SoftcappedAttention(scale, softcap, window)
 
     def __call__(self, query: torch.Tensor, cache: LayerCache, batch: ForwardBatch) -> torch.Tensor:
-        """``query`` [T, Q, D] over what ``cache`` holds: [T, Q * D]."""
-        spans = batch.spans
-        if len(spans) == 1:
-            return self._one(query, cache, spans[0])
-        parts = [self._one(query[span.start : span.stop], cache, span) for span in spans]
-        return torch.cat(parts)
+        """``query`` [T, Q, D] over what ``cache`` holds: [T, Q * D]; rows past the last span may
+        hold anything finite."""
+        *others, last = batch.spans
+        parts = [self._one(query[one.start : one.stop], cache, one) for one in others]
+        parts.append(self._padded(query[last.start :] if others else query, cache, last))
+        return torch.cat(parts) if others else parts[0]
+
+    def _padded(self, query: torch.Tensor, cache: LayerCache, span: SequenceSpan) -> torch.Tensor:
+        """``_one`` with rows behind those of ``span``."""
+        num_rows, num_new = query.shape[0], span.num_new
+        if num_rows == num_new or self._has_prefill(span):
+            return self._one(query, cache, span)
+        return pad(self._one(query[:num_new], cache, span), (0, 0, 0, num_rows - num_new))
+
+    def _has_prefill(self, span: SequenceSpan) -> bool:
+        is_wide = self.window is None or self.window >= span.seq_len
+        return self._softcapped is None and span.num_new > 1 and is_wide
 
     def _one(self, query: torch.Tensor, cache: LayerCache, span: SequenceSpan) -> torch.Tensor:
         back = cache.v_store.rotation
@@ -97,16 +115,17 @@ class PagedCPUAttention:
     def _stored(self, query: torch.Tensor, cache: LayerCache, span: SequenceSpan) -> torch.Tensor:
         """``query`` [T, Q, D] turned as keys are to what is turned as values are, [T, Q * D]."""
         key, value = cache.read_stored(span)
+        window = self.window
         if self._softcapped is not None:
             return self._softcapped(query, key, value)
-        window = self.window
-        if span.num_new == 1:
-            if window is not None and window < span.seq_len:
-                key, value = key[:, -window:], value[:, -window:]
-            return self._decode(query, key, value)
-        if window is not None and window < span.seq_len:
+        if self._has_prefill(span):
+            return self._prefill(query, key, value, span.num_cached)
+        if span.num_new > 1:
+            assert window is not None
             return self._windowed(query, key, value, window)
-        return self._prefill(query, key, value, span.num_cached)
+        if window is not None and window < span.seq_len:
+            key, value = key[:, -window:], value[:, -window:]
+        return self._decode(query, key, value)
 
     def _decode(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         rows = query.view(1, key.shape[0], -1, query.shape[-1])
@@ -116,27 +135,35 @@ class PagedCPUAttention:
     def _prefill(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, num_cached: int
     ) -> torch.Tensor:
+        """``query`` has as many rows as there are keys behind ``num_cached``, or more."""
+        out, lse = self._own(query, key[:, num_cached:], value[:, num_cached:])
+        if not num_cached:
+            return out.flatten(1)
         rows = _by_group(query, key.shape[0])
-        k, v = _for_groups(key, rows.shape[1]), _for_groups(value, rows.shape[1])
-        out, lse = self._own(rows, key[:, num_cached:], value[:, num_cached:])
-        if num_cached:
-            before = _flash(rows, k[:, :, :num_cached], v[:, :, :num_cached], self.scale)
-            out = _join(out, lse, *before)
-        return _by_row(out)
+        k, v = (_for_groups(one[:, :num_cached], rows.shape[1]) for one in (key, value))
+        before, lse_before = _flash(rows, k, v, self.scale)
+        parts = (out, lse, _by_row(before), lse_before.flatten(0, 1))
+        both = torch.empty(out.shape, dtype=out.dtype)
+        self.joined(*(part.contiguous() for part in parts), both)
+        return both.flatten(1)
 
-    def _own(self, rows: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Pair:
-        """``rows`` [H, G, T, D] over their own T keys [H, T, D], each up to itself.
+    def _own(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Pair:
+        """``query`` [T, Q, D] over the same rows' keys [H, T, D], or those of the first rows, each
+        up to itself: the output [T, Q, D], and log-sum-exps [Q, T].
 
         torch keeps 0.1 to 0.3 MB for every length it has seen, and never drops any. So the length
         is rounded up; no row looks at the keys added behind it.
         """
-        num_rows, groups = rows.shape[2], rows.shape[1]
-        missing = -num_rows % ROWS_STEP if num_rows > ROWS_STEP else 0
-        if missing:
-            rows, key, value = (pad(t, (0, 0, 0, missing)) for t in (rows, key, value))
-        k, v = _for_groups(key, groups), _for_groups(value, groups)
+        num_rows, num_heads = query.shape[0], key.shape[0]
+        length = num_rows if num_rows <= ROWS_STEP else -(-num_rows // ROWS_STEP) * ROWS_STEP
+        if length > num_rows:
+            query = pad(query, (0, 0, 0, 0, 0, length - num_rows))
+        if length > key.shape[1]:
+            key, value = (pad(one, (0, 0, 0, length - key.shape[1])) for one in (key, value))
+        rows = _by_group(query, num_heads)
+        k, v = _for_groups(key, rows.shape[1]), _for_groups(value, rows.shape[1])
         out, lse = _flash(rows, k, v, self.scale, causal=True)
-        return out[:, :, :num_rows], lse[:, :, :num_rows]
+        return _by_row(out)[:num_rows], lse.flatten(0, 1)[:, :num_rows]
 
     def _windowed(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int
@@ -161,12 +188,4 @@ class PagedCPUAttention:
         mask = torch.zeros(num_rows, length, dtype=query.dtype).masked_fill_(hidden, float("-inf"))
         rows = _by_group(query, key.shape[0])
         k, v = _for_groups(key, rows.shape[1]), _for_groups(value, rows.shape[1])
-        return _by_row(_flash(rows, k, v, self.scale, mask=mask)[0])
-
-
-def _join(
-    out: torch.Tensor, lse: torch.Tensor, out_before: torch.Tensor, lse_before: torch.Tensor
-) -> torch.Tensor:
-    """Joins two partial attentions; ``out`` [H, G, T, D], ``lse`` [H, G, T] (natural log)."""
-    share = torch.sigmoid(lse - lse_before).unsqueeze(-1)
-    return torch.lerp(out_before.float(), out.float(), share.float()).to(out.dtype)
+        return _by_row(_flash(rows, k, v, self.scale, mask=mask)[0]).flatten(1)

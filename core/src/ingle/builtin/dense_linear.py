@@ -11,6 +11,7 @@ from typing import ClassVar, Self
 import torch
 
 from ingle.plugin import Epilogue, KernelUse, LinearWeight, MatmulKernel, RowProduct, Support
+from ingle.plugin.row_counts import padded_rows, with_rows
 
 
 class DenseWeight(LinearWeight):
@@ -86,6 +87,11 @@ def concatenate(parts: Sequence[LinearWeight]) -> DenseWeight | None:
     return DenseWeight(torch.cat([part.weight for part in dense]))
 
 
+LAYOUT_ROWS = 64
+"""Rows that weights are laid out for. Beside the layout for one row, torch's own choice, up to 16
+rows take as long, and prompts are a tenth to a fifth faster (docs/benchmarks.md)."""
+
+
 class MkldnnKernel(MatmulKernel):
     """bf16 on a CPU, from a weight that oneDNN has laid out once: about twice as fast as
     ``F.linear`` on few rows (KERNELS.md section 7).
@@ -108,11 +114,11 @@ class MkldnnKernel(MatmulKernel):
         return mkldnn_support()
 
     def prepare(self, weight: LinearWeight) -> LinearWeight:
-        """Repacks once. The layout serves every row count; the hint of 1 row is torch's own."""
+        """Repacks once. The layout serves every row count, see ``LAYOUT_ROWS``."""
         if isinstance(weight, PackedDenseWeight) or not isinstance(weight, DenseWeight):
             return weight
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight.weight.contiguous(), 1)
-        return PackedDenseWeight(packed)
+        reorder = torch.ops.mkldnn._reorder_linear_weight
+        return PackedDenseWeight(reorder(weight.weight.contiguous(), LAYOUT_ROWS))
 
     def matmul(
         self,
@@ -135,28 +141,6 @@ class MkldnnKernel(MatmulKernel):
             y = linear.binary(x, residual, weight.weight, None, "add")
         y = y[:rows]
         return y if out is None else out.copy_(y)
-
-
-def padded_rows(rows: int) -> int:
-    """The row count to multiply with instead of ``rows``.
-
-    oneDNN makes a program for every shape it meets: 1.5 ms and 0.57 MB each, and a decoder has five
-    or six shapes to a row count. A server whose steps differ in length would be busy with that, and
-    grow by hundreds of megabytes. Up to 32 rows a product waits for its weight, so more rows cost
-    nothing; above, they are kept to an eighth, or 15.
-    """
-    if rows <= 4:
-        return rows
-    octave = 1 << (rows - 1).bit_length() - 1  # the power of two below ``rows``
-    step = octave // 2 if rows <= 32 else min(64, max(16, octave // 8))
-    return -(-rows // step) * step
-
-
-def with_rows(x: torch.Tensor, rows: int) -> torch.Tensor:
-    """``x [R, K]`` as the first rows of a matrix of ``rows`` rows, the others zero."""
-    if x.shape[0] == rows:
-        return x
-    return torch.nn.functional.pad(x, (0, 0, 0, rows - x.shape[0]))
 
 
 def mkldnn_support() -> Support:

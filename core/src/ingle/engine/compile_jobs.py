@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from ingle.engine.background_compiler import BackgroundCompiler, CompileJob
 from ingle.engine.decode_compiler import decode_compiler
 from ingle.engine.function_compiler import FunctionCompiler
 from ingle.engine.model_runner import ModelRunner
 from ingle.model.decoder import Decoder, Model
+from ingle.model.prompt_parts import prompt_functions
 from ingle.plugin.cache_folder import default_cache_folder
 from ingle.plugin.compiled_function import CompiledFunction
 from ingle.plugin.device import DeviceInfo
@@ -29,8 +32,14 @@ def background_compiler(
     decode = decode_compiler(runner, model, device) if isinstance(model, Decoder) else None
     if decode is not None:
         jobs.append(decode)
+    if isinstance(model, Decoder) and _has_prompt_functions(model, device):
+        functions = [*functions, *prompt_functions(model)]
     if functions:
         prompts = FunctionCompiler(functions, default_cache_folder())
         prompts.use_packages()
         jobs.append(prompts)
     return BackgroundCompiler(jobs) if jobs else None
+
+
+def _has_prompt_functions(model: Decoder, device: DeviceInfo) -> bool:
+    return device.type == "cpu" and model.embedding.dtype is torch.bfloat16

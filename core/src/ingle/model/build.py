@@ -76,6 +76,9 @@ def build_decoder(
         embedding_multiplier=float(torch.tensor(scales.embedding_multiplier, dtype=source.dtype)),
         logits_divisor=scales.logits_divisor,
         logits_softcap=scales.logits_softcap,
+        pads_prompts=source.dtype is torch.bfloat16
+        and source.device.type == "cpu"
+        and config.experts is None,
     )
 
 

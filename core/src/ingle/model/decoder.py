@@ -6,7 +6,7 @@ Shape letters: T tokens, E hidden size, Q query heads, H key/value heads, D head
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -17,7 +17,12 @@ from ingle.model.experts import ExpertMLP
 from ingle.model.feed_forward import MLP
 from ingle.model.layers import ProjectionNorm, RMSNorm
 from ingle.model.linear import Linear
+from ingle.model.prompt_functions import PromptTurn
 from ingle.model.rotary import RotaryTable, rotate
+from ingle.plugin.row_counts import padded_rows, with_rows
+
+FEW_ROWS = 64
+"""Up to so many rows are no prompt, and are computed as they are."""
 
 Turn = tuple[torch.Tensor, torch.Tensor]
 """Cosines and signed sines of a step's positions, as ``RotaryTable.at`` gives them."""
@@ -41,7 +46,8 @@ class AttentionBackend(Protocol):
         ...
 
     def __call__(self, query: torch.Tensor, cache: LayerCache, batch: ForwardBatch) -> torch.Tensor:
-        """``query`` [T, Q, D] to [T, Q * D]."""
+        """``query`` [T, Q, D] to [T, Q * D]; rows past the batch's last span are no one's, and
+        finite if theirs are."""
         ...
 
 
@@ -56,7 +62,10 @@ class HeadShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelfAttention:
-    """Projections and norms of one attention layer."""
+    """Projections and norms of one attention layer.
+
+    ``of_prompts``: the rotation in one pass.
+    """
 
     shape: HeadShape
     qkv_proj: Linear
@@ -64,6 +73,7 @@ class SelfAttention:
     backend: AttentionBackend
     q_norm: RMSNorm | ProjectionNorm | None = None
     k_norm: RMSNorm | ProjectionNorm | None = None
+    of_prompts: PromptTurn = field(default_factory=PromptTurn)
 
     def __call__(
         self,
@@ -73,34 +83,44 @@ class SelfAttention:
         cache: LayerCache,
         batch: ForwardBatch,
     ) -> torch.Tensor:
-        """``x`` [T, E] (normed) to the block's output [T, E], plus ``residual`` when it is given.
+        """``x`` [R, E] (normed) to the block's output [R, E], plus ``residual`` when it is given.
 
-        Without ``turn`` queries and keys stay as they are.
+        Without ``turn`` queries and keys stay as they are. Of R rows the first T are the batch's;
+        nobody looks at what comes of the others.
         """
-        shape = self.shape
-        turned, value = self.heads(x)
+        shape, num_tokens = self.shape, batch.slot_mapping.shape[0]
+        heads, value = self.heads(x)
+        turning = shape.num_heads + shape.num_kv_heads
         writer, query = self.backend.writer, None
         if writer is not None:
-            query = writer(turned, value, turn, cache, batch.slot_mapping)
+            query = writer(heads[:, :turning], value, turn, cache, batch.slot_mapping)
         if query is None:
-            if turn is not None:
-                turned = rotate(turned, *turn)
-            cache.write(turned[:, shape.num_heads :], value, batch.slot_mapping)
+            turned = heads[:, :turning] if turn is None else self._turned(heads, *turn)
+            key = turned[:, shape.num_heads :]
+            if x.shape[0] != num_tokens:
+                key, value = key[:num_tokens], value[:num_tokens]
+            cache.write(key, value, batch.slot_mapping)
             query = turned[:, : shape.num_heads]
         return self.o_proj(self.backend(query, cache, batch), residual)
 
     def heads(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Queries and keys [T, Q + H, D], normed where they are but not yet turned, and values
-        [T, H, D] of ``x`` [T, E]."""
+        """Queries and keys, normed where they are but not yet turned, as the first heads of
+        [T, Q + H or more, D], and values [T, H, D], of ``x`` [T, E]."""
         shape = self.shape
         heads = self.qkv_proj(x).view(x.shape[0], -1, shape.head_dim)
         turning = shape.num_heads + shape.num_kv_heads
         value = heads[:, turning:]
         if self.q_norm is None or self.k_norm is None:
-            return heads[:, :turning], value
+            return heads, value
         query = self.q_norm(heads[:, : shape.num_heads])
         key = self.k_norm(heads[:, shape.num_heads : turning])
         return torch.cat((query, key), 1), value
+
+    def _turned(self, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """The queries and keys of ``heads``, turned: [T, Q + H, D]."""
+        turning = self.shape.num_heads + self.shape.num_kv_heads
+        found = self.of_prompts(heads, turning, cos, sin)
+        return rotate(heads[:, :turning], cos, sin) if found is None else found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,6 +231,8 @@ class Decoder:
         embedding_multiplier: Factor on the embeddings.
         logits_divisor: What logits are divided by.
         logits_softcap: Bound of the logits, or None.
+        pads_prompts: Whether to compute with as many rows as products like, so that they need
+            not copy what they are given into more rows.
     """
 
     embedding: torch.Tensor
@@ -221,16 +243,22 @@ class Decoder:
     embedding_multiplier: float = 1.0
     logits_divisor: float = 1.0
     logits_softcap: float | None = None
+    pads_prompts: bool = False
 
     def hidden_states(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> torch.Tensor:
         """The last layer's output before the final norm, [T, E]; writes ``caches``."""
         x = look_up(self.embedding, batch.token_ids)
         if self.embedding_multiplier != 1:
             x = x * self.embedding_multiplier
-        turns = [None if table is None else table.at(batch.positions) for table in self.rotaries]
+        num_tokens, positions = x.shape[0], batch.positions
+        if self.pads_prompts and num_tokens > FEW_ROWS:
+            num_rows = padded_rows(num_tokens)
+            x = with_rows(x, num_rows)
+            positions = torch.nn.functional.pad(positions, (0, num_rows - num_tokens))
+        turns = [None if table is None else table.at(positions) for table in self.rotaries]
         for layer, cache in zip(self.layers, caches, strict=True):
             x = layer(x, turns[layer.rotary], cache, batch)
-        return x
+        return x[:num_tokens]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """``hidden`` [R, E] of the rows that need logits to float32 [R, V]."""

@@ -11,7 +11,7 @@ from ingle.checkpoint.model_config import ModelConfig
 from ingle.errors import CheckpointError
 from ingle.model.experts import ExpertMLP, SharedExpert
 from ingle.model.feed_forward import MLP
-from ingle.model.layers import activation
+from ingle.model.layers import activation, prompt_gate
 from ingle.model.linear import Linear
 from ingle.model.weights import WeightSource
 
@@ -106,4 +106,5 @@ def _shared(config: ModelConfig, source: WeightSource, block: str) -> SharedExpe
 
 
 def _mlp(config: ModelConfig, gate_up: Linear, down: Linear) -> MLP:
-    return MLP(gate_up_proj=gate_up, down_proj=down, activation=activation(config.hidden_act))
+    act = activation(config.hidden_act)
+    return MLP(gate_up_proj=gate_up, down_proj=down, activation=act, of_prompts=prompt_gate(act))

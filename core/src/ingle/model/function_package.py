@@ -23,6 +23,9 @@ import torch
 from ingle.model.segment_package import CompiledSegment, require_compiler
 from ingle.plugin.compiled_function import MIN_SIZE, Compilable, Dimension, Runner
 
+SETTINGS = {"cpp.dynamic_threads": True, "emulate_precision_casts": True}
+"""Of the compiler: any number of threads, and results rounded wherever the operators round."""
+
 INT_LIMIT = 100
 """Examples of integer arguments lie below it."""
 
@@ -46,6 +49,7 @@ def function_path(folder: Path, source: Compilable) -> Path:
     module = import_module(source.name.partition(":")[0])
     facts = (
         source.name,
+        sorted(SETTINGS.items()),
         torch.__version__,
         torch.backends.cpu.get_cpu_capability(),
         inspect.getsource(module),
@@ -71,7 +75,7 @@ def build_function(path: Path, source: Compilable) -> None:
         built = torch._inductor.aoti_compile_and_package(
             program,
             package_path=str(Path(folder) / "function.pt2"),
-            inductor_configs={"cpp.dynamic_threads": True},
+            inductor_configs=SETTINGS,
         )
         os.replace(built, path)
 
@@ -88,8 +92,8 @@ def _dynamic(shape: Sequence[Dimension], names: Mapping[str, Any]) -> dict[int, 
 
 
 def load_function(path: Path, source: Compilable) -> Runner | None:
-    """The package at ``path``, or None when it is not there, or does not give the same bits as the
-    function on this machine."""
+    """The package at ``path``, or None when it is not there, or does not give what the function
+    does on this machine."""
     if not path.is_file():
         return None
     found, wanted = example_arguments(source), example_arguments(source)
@@ -99,7 +103,13 @@ def load_function(path: Path, source: Compilable) -> Runner | None:
     except RuntimeError:
         return None
     source.function(*wanted)
-    return run if torch.equal(found[-1], wanted[-1]) else None
+    return run if _is_right(found[-1], wanted[-1], source.max_relative_error) else None
+
+
+def _is_right(found: torch.Tensor, wanted: torch.Tensor, max_error: float) -> bool:
+    if not max_error:
+        return torch.equal(found, wanted)
+    return torch.allclose(found.double(), wanted.double(), rtol=max_error, atol=0)
 
 
 def example_arguments(source: Compilable) -> tuple[torch.Tensor, ...]:

@@ -11,6 +11,8 @@ from collections.abc import Callable
 import torch
 
 from ingle.errors import CheckpointError
+from ingle.model.prompt_functions import GATED_GELU_TANH, GATED_SILU, PromptGate, PromptNorm
+from ingle.plugin.compiled_function import Compilable
 
 
 class RMSNorm:
@@ -19,6 +21,7 @@ class RMSNorm:
     def __init__(self, weight: torch.Tensor, eps: float) -> None:
         self.weight = weight
         self.eps = eps
+        self.of_prompts = PromptNorm(weight, eps)
         self._size = weight.shape[0]
         self._scalar = weight.device.type == "cpu"
 
@@ -26,6 +29,10 @@ class RMSNorm:
         """``x`` [T, E] (or [T, H, D] for per-head norms), normed over the last dimension."""
         if self._scalar and x.numel() == self._size:
             return self._one_row(x)
+        found = self.of_prompts(x)
+        return self._by_operators(x) if found is None else found
+
+    def _by_operators(self, x: torch.Tensor) -> torch.Tensor:
         full = x.float()
         mean_square = full.square().mean(-1, keepdim=True)
         return (full * torch.rsqrt(mean_square + self.eps)).to(x.dtype) * self.weight
@@ -45,8 +52,10 @@ class FullRMSNorm(RMSNorm):
     def __init__(self, weight: torch.Tensor, eps: float, offset: float = 0.0) -> None:
         super().__init__(weight.float() + offset, eps)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """As ``RMSNorm``."""
+    def _one_row(self, x: torch.Tensor) -> torch.Tensor:
+        return self._by_operators(x)
+
+    def _by_operators(self, x: torch.Tensor) -> torch.Tensor:
         full = x.float()
         mean_square = full.square().mean(-1, keepdim=True)
         return (full * torch.rsqrt(mean_square + self.eps) * self.weight).to(x.dtype)
@@ -75,6 +84,18 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu_pytorch_tanh": _gelu_tanh,
     "relu": torch.relu,
 }
+
+
+_GATES: dict[Callable[[torch.Tensor], torch.Tensor], Compilable] = {
+    torch.nn.functional.silu: GATED_SILU,
+    _gelu_tanh: GATED_GELU_TANH,
+}
+
+
+def prompt_gate(activation: Callable[[torch.Tensor], torch.Tensor]) -> PromptGate | None:
+    """The gate of prompts with that activation, where there is one."""
+    source = _GATES.get(activation)
+    return None if source is None else PromptGate(source)
 
 
 def activation(name: str) -> Callable[[torch.Tensor], torch.Tensor]:

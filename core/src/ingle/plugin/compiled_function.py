@@ -30,12 +30,15 @@ class Compilable:
         arguments: Shape and dtype of each. A dimension is a number, a name for one that differs
             between calls, or a multiple of such a one: ``(64, "blocks")``.
         usual: A size for every name, typical of calls whose speed matters.
+        max_relative_error: How far any element of the result may lie from the function's, relative
+            to it; 0 for functions whose bits do not depend on who computes them.
     """
 
     name: str
     function: Callable[..., None]
     arguments: tuple[tuple[tuple[Dimension, ...], torch.dtype], ...]
     usual: Mapping[str, int]
+    max_relative_error: float = 0.0
 
     def sizes(self, tensors: Sequence[torch.Tensor]) -> list[int]:
         """Sizes of the named dimensions of a call's arguments."""
