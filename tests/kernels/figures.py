@@ -41,18 +41,6 @@ FIGURES: Mapping[str, Mapping[int, float]] = {
 """Sections 3 and 4.5: per weight, or per element of keys and values with the launch that Ingle
 makes (64 tokens, 4 warps; where the design gives a range, that launch is its upper end). There are
 no figures for sm_80 and few for sm_89: there sm_86's count, whose code is the same but for e4m3."""
-MISSED: Mapping[str, tuple[tuple[int, ...], str]] = {
-    "EXL2 4 bit, g128": ((80,), "1.984, by 0.004 too many, and sm_86 has fewer in the same loop"),
-    "EXL2 3 bit, g32": (ARCHITECTURES, "scales stay 4-bit and are decoded once per 32 weights"),
-    "attention native, D 128, fp16, page 16": (ARCHITECTURES, "the design's blocks have 256"),
-    "attention e4m3, D 128, fp16, page 16": (ARCHITECTURES, "the design's blocks have 256"),
-}
-"""What is further away than ``ALLOWED``, where, and why."""
-
-
-def is_missed(name: str, arch: int) -> bool:
-    """Whether a variant is known to be further away on ``arch``."""
-    return name in MISSED and arch in MISSED[name][0]
 
 
 def figure_of(name: str, arch: int) -> float | None:

@@ -13,7 +13,7 @@ from math import gcd
 from typing import Any
 
 import triton.language as tl
-from figures import ALLOWED, figure_of, is_missed
+from figures import ALLOWED, figure_of
 
 from ingle.attention.paged_kernel import paged_attention_kernel
 from ingle.attention.paged_triton import (
@@ -64,7 +64,7 @@ class Variant:
         """Most instructions per item on ``arch``: the budget, and a tenth above the design's figure
         where it has one."""
         figure = figure_of(self.name, arch)
-        if figure is None or is_missed(self.name, arch):
+        if figure is None:
             return self.budget
         return min(self.budget, ALLOWED * figure)
 
@@ -280,7 +280,7 @@ FULL = (
     exl2("5 bit, g128", 3.2, ((5, 128),)),
     exl2("8 bit, g128", 2.4, ((8, 128),)),
     exl2("3 bit, g32", 3.8, ((3, 32),)),
-    attention(5.8, PAGE=16),
+    attention(3.0, PAGE=16),
     exl2("4 bit, g128, bf16", 3.6, ((4, 128),), BF16=True),
     exl2("4 bit, g128, 16 rows", 2.4, ((4, 128),), BM=16),
     exl2("8 + 4 + 3 bit", 3.1, ((3, 128), (4, 128), (8, 32))),
@@ -301,7 +301,7 @@ def quick_variants(arch: int) -> tuple[Variant, ...]:
 
 def full_variants(arch: int) -> tuple[Variant, ...]:
     """All others of the table that run on ``arch``."""
-    return (*FULL, attention(8.1, "e4m3", by_card=arch >= 89, PAGE=16))
+    return (*FULL, attention(6.0, "e4m3", by_card=arch >= 89, PAGE=16))
 
 
 def every_attention(arch: int) -> tuple[Variant, ...]:

@@ -35,7 +35,8 @@ def _bounded(scores, softcap):
 def _read_pair(
     k_side, v_side, table, start, stop, head,
     K_READ: tl.constexpr, K_META: tl.constexpr, V_READ: tl.constexpr, V_META: tl.constexpr,
-    D: tl.constexpr, DP: tl.constexpr, PAGE: tl.constexpr, BN: tl.constexpr, DTYPE: tl.constexpr,
+    D: tl.constexpr, DP: tl.constexpr, PAGE: tl.constexpr, BN: tl.constexpr, MASKED: tl.constexpr,
+    DTYPE: tl.constexpr,
 ):  # fmt: skip
     """Keys and values [DP, BN] of the tokens from ``start`` on, and what each is to be multiplied
     by."""
@@ -45,10 +46,16 @@ def _read_pair(
         block = tl.load(table + start // PAGE).to(tl.int64)
         # without the hint the compiler reads transposed values one byte at a time
         tok = (tl.multiple_of(start % PAGE, BN) + rn)[None, :]
-    else:
-        held = start + rn < stop
-        block = tl.load(table + (start + rn) // PAGE, mask=held, other=0).to(tl.int64)[None, :]
-        tok = ((start + rn) % PAGE)[None, :]
+    else:  # several blocks, each a number of its own, so that only whole blocks are looked up
+        first = start // PAGE
+        last = (stop - 1) // PAGE  # tokens past the end are read in the last block
+        block = tl.zeros((1, BN), tl.int64)
+        for i in tl.static_range(BN // PAGE):
+            at = tl.minimum(first + i, last) if MASKED else first + i
+            number = tl.load(table + at).to(tl.int64)
+            block = tl.where((rn // PAGE == i)[None, :], number, block)
+        block = tl.max_constancy(block, [1, PAGE])
+        tok = (rn % PAGE)[None, :]
     if D == DP:
         k, k_gain = K_READ(k_side, block, head, tok, dim, None, PAGE, D, K_META, DTYPE)
         v, v_gain = V_READ(v_side, block, head, tok, dim, None, PAGE, D, V_META, DTYPE)
@@ -69,7 +76,7 @@ def _attend_tile(
     """One tile of online softmax. MASKED: some tokens are past the end or hidden from some row."""
     k, k_gain, v, v_gain = _read_pair(
         k_side, v_side, table, start, stop, head, K_READ, K_META, V_READ, V_META, D, DP, PAGE, BN,
-        q.dtype,
+        MASKED, q.dtype,
     )  # fmt: skip
     scores = tl.dot(q, k) * (k_gain * scale)
     if SOFTCAP:

@@ -130,9 +130,8 @@ def decode_config(head_dim: int, group: int, splits: int) -> PagedConfig:
 def prompt_config(head_dim: int, cache_block: int, *, is_large: bool = False) -> PagedConfig:
     """For prompts, over blocks of ``cache_block`` tokens; ``is_large``: a side is ``large_tiles``.
 
-    A tile that is longer than a block looks each token's block up. Neither that nor large tiles
-    leave heads of 65 to 128 enough registers (int4 spilled): half as many rows then go to half as
-    many warps.
+    Large tiles do not leave heads of 65 to 128 enough registers (int4 spilled), nor did blocks
+    shorter than a tile: half as many rows then go to half as many warps.
     """
     tokens = 32
     is_tight = 64 < head_dim <= 128 and (is_large or cache_block < tokens)
