@@ -73,7 +73,7 @@ bench: install ## Speed of MODEL (the demo model when unset): decode, prefill, f
 	$(BIN)/ingle bench $(MODEL)
 
 bench-packed: install ## 4-bit products on this CPU beside dense bf16 ones, in turns
-	$(QUIET_CORES) $(BIN)/python tests/benchmarks/bench_packed.py
+	$(BIN)/python tests/benchmarks/bench_packed.py
 
 bench-kv: install ## Decoding and prompts with every KV cache at 4,000 tokens, in turns
 	$(BIN)/python tests/benchmarks/bench_kv.py

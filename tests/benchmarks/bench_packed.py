@@ -2,8 +2,11 @@
 
 The two take turns, so that what else the machine does falls on both; each row of the table is the
 median of the pairs' ratios. Targets (4096 x 4096): at 1 row 3 times as fast as torch's dense bf16
-``F.linear``, at 512 rows 0.7 times. The last line is JSON. What kernels
-call is compiled first, as a server does while it is idle; --enforce-eager measures without.
+``F.linear``, at 512 rows 0.7 times. The last line is JSON.
+
+What kernels call is compiled first, as a server does while it is idle, and so is the product that
+compiled decode steps make of the same weight (``compiled decode``, for 1 row); --enforce-eager
+measures without both. The settings are those that the ``ingle`` command gives itself.
 """
 
 from __future__ import annotations
@@ -12,12 +15,14 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
+from compiled_product import compiled_product
 
 from ingle.builtin.affine_cpu import ingle_matmul_kernels as affine_kernels
+from ingle.cli.restart import restart_with_settings
 from ingle.engine.background_compiler import BackgroundCompiler
 from ingle.engine.function_compiler import FunctionCompiler
 from ingle.model.huge_pages import HugePages
@@ -33,9 +38,10 @@ CPU = DeviceInfo(type="cpu")
 TARGETS = {1: 3.0, 512: 0.7}
 
 
-def affine(size: int) -> AffineWeight:
-    """4 bits, groups of 128, with zeros."""
+def affine(size: int, *, has_zeros: bool = True) -> AffineWeight:
+    """4 bits, groups of 128, with zeros as AWQ has them, or without as symmetric GPTQ."""
     groups = size // 128
+    zeros = torch.randint(0, 16, (groups, size), dtype=torch.uint8)
     return AffineWeight(
         bits=4,
         group_size=128,
@@ -43,8 +49,13 @@ def affine(size: int) -> AffineWeight:
         out_features=size,
         codes=pack_bits(torch.randint(0, 16, (size, size), dtype=torch.uint8), 4),
         scales=(torch.rand(groups, size) * 0.01 + 0.001).half(),
-        zeros=torch.randint(0, 16, (groups, size), dtype=torch.uint8),
+        zeros=zeros if has_zeros else None,
     )
+
+
+def symmetric(size: int) -> AffineWeight:
+    """4 bits, groups of 128, every zero 8."""
+    return affine(size, has_zeros=False)
 
 
 def exl2(size: int) -> StoredExl2Weight:
@@ -63,10 +74,12 @@ def exl2(size: int) -> StoredExl2Weight:
     )
 
 
-def packed_product(
-    weight: LinearWeight, rows: int, *, compiled: bool
-) -> tuple[str, Callable[[torch.Tensor], object]]:
-    """The product by the kernel that the engine would choose, and that kernel's name."""
+Product = Callable[[torch.Tensor], object]
+
+
+def packed_products(weight: LinearWeight, rows: int, *, compiled: bool) -> dict[str, Product]:
+    """The product by the kernel that the engine would choose, and as compiled decode steps have it,
+    by name."""
     use = KernelUse(device=CPU, dtype=torch.bfloat16, rows=range(rows, rows + 1))
     kernels = [*affine_kernels(CPU), *exl2_kernels(CPU)]
     kernel = max((k for k in kernels if k.supports(weight, use)), key=lambda k: k.priority)
@@ -74,10 +87,14 @@ def packed_product(
     functions = kernel.functions(ready) if compiled else ()
     if functions:
         BackgroundCompiler([FunctionCompiler(functions, default_cache_folder())]).compile_now()
-    return kernel.name, lambda x: kernel.matmul(x, ready)
+    products: dict[str, Product] = {kernel.name: lambda x: kernel.matmul(x, ready)}
+    decode = compiled_product(ready) if compiled and rows == 1 else None
+    if decode is not None:
+        products[f"{kernel.name}, compiled decode"] = decode
+    return products
 
 
-def seconds(product: Callable[[torch.Tensor], object], x: torch.Tensor, calls: int) -> float:
+def seconds(product: Product, x: torch.Tensor, calls: int) -> float:
     """Of one call, over a few."""
     start = time.perf_counter()
     for _ in range(calls):
@@ -85,10 +102,11 @@ def seconds(product: Callable[[torch.Tensor], object], x: torch.Tensor, calls: i
     return (time.perf_counter() - start) / calls
 
 
-def compare(weight: LinearWeight, rows: int, pairs: int, *, compiled: bool) -> dict[str, object]:
-    """Packed and dense in turns."""
+def compare(
+    weight: LinearWeight, rows: int, pairs: int, *, compiled: bool
+) -> Iterator[dict[str, object]]:
+    """Packed products, each in turns with the dense one."""
     size = weight.in_features
-    name, packed = packed_product(weight, rows, compiled=compiled)
     matrix = torch.randn(size, size).to(torch.bfloat16)
     x = torch.randn(rows, size).to(torch.bfloat16)
     calls = 20 if rows == 1 else 1
@@ -96,20 +114,26 @@ def compare(weight: LinearWeight, rows: int, pairs: int, *, compiled: bool) -> d
     def dense(x: torch.Tensor) -> torch.Tensor:
         return F.linear(x, matrix)
 
-    for product in (packed, dense):
-        seconds(product, x, 2)
-    times = [(seconds(packed, x, calls), seconds(dense, x, calls)) for _ in range(pairs)]
-    ratios = sorted(slow / quick for quick, slow in times)
-    return {
-        "kernel": name,
-        "rows": rows,
-        "packed_ms": 1e3 * statistics.median(quick for quick, _ in times),
-        "dense_ms": 1e3 * statistics.median(slow for _, slow in times),
-        "ratio": statistics.median(ratios),
-        "lowest": ratios[0],
-        "highest": ratios[-1],
-        "target": TARGETS.get(rows),
-    }
+    for name, packed in packed_products(weight, rows, compiled=compiled).items():
+        for product in (packed, dense):
+            seconds(product, x, 2)
+        times = [(seconds(packed, x, calls), seconds(dense, x, calls)) for _ in range(pairs)]
+        ratios = sorted(slow / quick for quick, slow in times)
+        yield {
+            "weight": type(weight).__name__ + (", no zeros" if _has_no_zeros(weight) else ""),
+            "kernel": name,
+            "rows": rows,
+            "packed_ms": 1e3 * statistics.median(quick for quick, _ in times),
+            "dense_ms": 1e3 * statistics.median(slow for _, slow in times),
+            "ratio": statistics.median(ratios),
+            "lowest": ratios[0],
+            "highest": ratios[-1],
+            "target": TARGETS.get(rows),
+        }
+
+
+def _has_no_zeros(weight: LinearWeight) -> bool:
+    return isinstance(weight, AffineWeight) and weight.zeros is None
 
 
 def main() -> None:
@@ -117,27 +141,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", type=int, default=4096, help="input and output features")
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 8, 64, 512])
-    parser.add_argument("--pairs", type=int, default=15, help="turns taken")
+    parser.add_argument("--pairs", type=int, default=41, help="turns taken")
     parser.add_argument("--enforce-eager", action="store_true", help="compile nothing")
     arguments = parser.parse_args()
     torch.manual_seed(0)
     results = []
     print(f"{arguments.size} x {arguments.size}, bf16, {torch.get_num_threads()} threads")
-    print("| kernel | rows | packed, ms | dense, ms | times as fast | lowest to highest | target |")
-    print("|---|---|---|---|---|---|---|")
-    for make in (affine, exl2):
+    print("| weight | kernel | rows | packed, ms | dense, ms | times as fast | pairs | target |")
+    print("|---|---|---|---|---|---|---|---|")
+    for make in (affine, symmetric, exl2):
         for rows in arguments.rows:
+            weight = make(arguments.size)
             compiled = not arguments.enforce_eager
-            found = compare(make(arguments.size), rows, arguments.pairs, compiled=compiled)
-            results.append(found)
-            print(
-                "| {kernel} | {rows} | {packed_ms:.2f} | {dense_ms:.2f} | {ratio:.2f} | "
-                "{lowest:.2f} to {highest:.2f} | {target} |".format(**found),
-                flush=True,
-            )
+            for found in compare(weight, rows, arguments.pairs, compiled=compiled):
+                results.append(found)
+                print(
+                    "| {weight} | {kernel} | {rows} | {packed_ms:.2f} | {dense_ms:.2f} | "
+                    "{ratio:.2f} | {lowest:.2f} to {highest:.2f} | {target} |".format(**found),
+                    flush=True,
+                )
     print(json.dumps(results))
 
 
 if __name__ == "__main__":
+    restart_with_settings(["bench"])
     with torch.inference_mode():
         main()

@@ -29,8 +29,13 @@ LANES = 16
 """Words in a vector of AVX-512; with AVX2 they are two."""
 NIBBLES = 8
 """Of a word."""
+LOWEST = -(1 << 31)
+"""A word with nothing but its highest bit."""
 MAX_RUN = 32
 """Inputs of a run of nibbles; their products are written out without a loop."""
+KEPT_TOTALS = 2048
+"""Inputs from which weights with zeros keep the sums of runs of inputs; for fewer, waiting for all
+threads takes longer than adding them up again for every block of outputs."""
 MIN_RUNS = 8
 """A loop over fewer runs would be written out as well."""
 MAX_VECTORS = 16
@@ -66,9 +71,11 @@ def nibble_row(tensors: Sequence[torch.Tensor], x: torch.Tensor) -> torch.Tensor
     codes, *tables = tensors
     inputs = _inputs(codes, x)
     totals = _written_out(inputs)
+    if len(tables) > 1 and x.shape[0] >= KEPT_TOTALS:
+        totals = _stored(totals)
     sums = [
         _terms(
-            _nibble_sum(codes, inputs, at),
+            _nibble_sum(codes, inputs, totals, at),
             totals,
             [table[:, :, at].unsqueeze(2) for table in tables],
             8.0,
@@ -127,19 +134,28 @@ def _inputs(codes: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return _stored(spread.view(groups, runs, vectors, lanes))
 
 
-def _nibble_sum(codes: torch.Tensor, inputs: torch.Tensor, at: int) -> torch.Tensor:
-    """Nibble ``at`` of each word times its input, summed over each run: [NB, G, runs, L]. The
-    last nibble is shifted first, by four bits, for it would bring the sign."""
-    shifted = codes >> 4 if at == NIBBLES - 1 else codes
-    place = min(4 * at, 24)
-    return _written_out((shifted & (15 << place)).float() * inputs) * 2.0**-place
+def _nibble_sum(
+    codes: torch.Tensor, inputs: torch.Tensor, totals: torch.Tensor, at: int
+) -> torch.Tensor:
+    """Nibble ``at`` of each word times its input, summed over each run: [NB, G, runs, L].
+
+    The last nibble has the word's sign. With its highest bit turned over it is a signed number, the
+    code less 8; both operations on the word are one instruction of AVX-512.
+    """
+    place = 4 * at
+    if at < NIBBLES - 1:
+        return _written_out((codes & (15 << place)).float() * inputs) * 2.0**-place
+    signed = (codes ^ LOWEST) & (LOWEST >> 3)
+    return _written_out(signed.float() * inputs) * 2.0**-place + totals * 8.0
 
 
 def _written_out(terms: torch.Tensor) -> torch.Tensor:
-    """The sum over V, [..., V, L] to [..., L]: in fours, which the compiler writes out."""
-    while terms.shape[-2] > 4:
-        terms = terms.view(*terms.shape[:-2], 4, -1, terms.shape[-1]).sum(-3)
-    return terms.sum(-2)
+    """The sum over V, [..., V, L] to [..., L], one after another: compiled, a multiplication and
+    V - 1 fused multiply-adds, without a loop."""
+    total = terms[..., 0, :]
+    for at in range(1, terms.shape[-2]):
+        total = total + terms[..., at, :]
+    return total
 
 
 def _in_order(sums: Sequence[torch.Tensor], codes: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

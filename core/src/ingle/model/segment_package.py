@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from ingle.errors import ConfigError
-from ingle.model import decode_segment
+from ingle.model import decode_segment, stack_buffers
 from ingle.model.decode_segment import MIN_LENGTH, DecodeEntry, DecodeHead, DecodeSegment
 from ingle.model.segment_shape import (
     EntryShape,
@@ -37,6 +37,7 @@ from ingle.model.segment_shape import (
     read_shape,
     row_functions,
 )
+from ingle.model.stack_buffers import use_stack_buffers
 
 COMPILERS = ("g++", "clang++")
 MAX_RELATIVE_ERROR = 1e-2
@@ -51,9 +52,6 @@ SETTINGS: Mapping[str, object] = {
     "realize_opcount_threshold": 100_000,
 }
 """Of torch's compiler."""
-MAX_STACK_BYTES = 1 << 20
-"""Of a segment's buffers, as arrays on the stack: as tensors they cost more to make than a small
-layer's arithmetic. A thread's stack has 8 MiB."""
 EXAMPLE_BLOCKS = 40
 """The compiler takes it for the usual length: with few tokens it leaves attention to one thread."""
 EXAMPLE_START = 3
@@ -95,7 +93,7 @@ def package_path(folder: Path, shape: Shape) -> Path:
         torch.backends.cpu.get_cpu_capability(),
         torch.get_num_threads(),
         inspect.getsource(decode_segment),
-        (*SETTINGS.items(), MAX_STACK_BYTES),
+        (*SETTINGS.items(), inspect.getsource(stack_buffers)),
         *(inspect.getsource(import_module(name)) for name in sorted(modules)),
     )
     digest = hashlib.sha256(repr(facts).encode()).hexdigest()[:20]
@@ -110,7 +108,7 @@ def build_package(path: Path, shape: Shape) -> None:
         ConfigError: When there is no C++ compiler.
     """
     require_compiler()
-    _allow_larger_stacks()
+    use_stack_buffers()
     path.parent.mkdir(parents=True, exist_ok=True)
     arguments = (*example_state(shape), example_weights(shape))
     with torch.no_grad(), tempfile.TemporaryDirectory(dir=path.parent) as folder:
@@ -128,14 +126,6 @@ def build_package(path: Path, shape: Shape) -> None:
             },
         )
         os.replace(built, path)
-
-
-def _allow_larger_stacks() -> None:
-    """Lets buffers be arrays on the stack up to ``MAX_STACK_BYTES``, torch's own bound is 100 KB.
-    There is no public setting; a torch that does not know the name keeps its bound."""
-    from torch._inductor.codegen import cpp_wrapper_cpu_array_ref
-
-    cpp_wrapper_cpu_array_ref.MAX_STACK_ALLOCATION_SIZE = MAX_STACK_BYTES
 
 
 def require_compiler() -> None:
