@@ -6,10 +6,11 @@ Shape letters: R rows, K input features, N output features.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 
 import torch
 
+from ingle.model.pieces import pieces
 from ingle.plugin.linear import Epilogue, LinearWeight, MatmulKernel
 
 DECODE_ROWS = range(1, 17)
@@ -127,12 +128,5 @@ def _ordered(x: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
 
 
 def find_linears(part: object) -> Iterator[Linear]:
-    """Every linear in a model or a part of one, wherever it is in dataclasses, tuples and lists."""
-    if isinstance(part, Linear):
-        yield part
-    elif isinstance(part, tuple | list):
-        for item in part:
-            yield from find_linears(item)
-    elif is_dataclass(part) and not isinstance(part, type):
-        for field in fields(part):
-            yield from find_linears(getattr(part, field.name))
+    """Every linear in a model or a part of one."""
+    return (one for one in pieces(part) if isinstance(one, Linear))
