@@ -16,7 +16,6 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import SimpleNamespace
 
 import torch
 from torch.nn.functional import linear
@@ -30,7 +29,8 @@ from ingle.engine.engine_core import EngineCore
 from ingle.engine.model_runner import ModelRunner
 from ingle.engine.step import ScheduledRequest, SchedulerOutput
 from ingle.model.compiled_decoder import CompiledDecoder
-from ingle.model.decoder import Decoder, Layer
+from ingle.model.decoder import Decoder, DecoderLayer, Layer
+from ingle.model.feed_forward import MLP
 from ingle.model.linear import Linear
 from ingle.plugin.cache_folder import default_cache_folder
 from ingle.request import SamplingParams
@@ -107,6 +107,17 @@ def seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - begin
 
 
+class _Attention(torch.nn.Module):
+    """What transformers' attention asks of the layer that calls it."""
+
+    is_causal = True
+
+    def __init__(self, groups: int) -> None:
+        super().__init__()
+        self.num_key_value_groups = groups
+        self.eval()
+
+
 class LeastPrompt:
     """What a prompt cannot do without: every layer's products and transformers' attention, in
     order, each once on what the one before it made; whole prompts, nothing in between.
@@ -131,7 +142,7 @@ class LeastPrompt:
         self.x = random(num_tokens, model.embedding.shape[1])
         self.inner = random(num_tokens, self.weights[0][3].shape[1])
         groups = self.shape.num_heads // self.shape.num_kv_heads
-        self.module = SimpleNamespace(num_key_value_groups=groups, is_causal=True, training=False)
+        self.module = _Attention(groups)
 
     def __call__(self) -> float:
         """Seconds."""
@@ -147,13 +158,14 @@ class LeastPrompt:
         shape = self.shape
         split = heads.view(1, heads.shape[0], -1, shape.head_dim).transpose(1, 2)
         q, k, v = split.split([shape.num_heads, shape.num_kv_heads, shape.num_kv_heads], 1)
-        out, _ = sdpa_attention_forward(self.module, q, k, v, None)  # type: ignore[arg-type]
+        out, _ = sdpa_attention_forward(self.module, q, k, v, None)
         return out.reshape(heads.shape[0], -1)
 
 
 def _linears(layer: Layer) -> tuple[Linear, ...]:
-    mlp = layer.mlp  # type: ignore[attr-defined]
-    attention = layer.attention
+    assert isinstance(layer, DecoderLayer)
+    mlp, attention = layer.mlp, layer.attention
+    assert isinstance(mlp, MLP)
     return attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj
 
 

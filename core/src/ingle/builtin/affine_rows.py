@@ -33,9 +33,6 @@ LOWEST = -(1 << 31)
 """A word with nothing but its highest bit."""
 MAX_RUN = 32
 """Inputs of a run of nibbles; their products are written out without a loop."""
-KEPT_TOTALS = 2048
-"""Inputs from which weights with zeros keep the sums of runs of inputs; for fewer, waiting for all
-threads takes longer than adding them up again for every block of outputs."""
 MIN_RUNS = 8
 """A loop over fewer runs would be written out as well."""
 MAX_VECTORS = 16
@@ -71,8 +68,6 @@ def nibble_row(tensors: Sequence[torch.Tensor], x: torch.Tensor) -> torch.Tensor
     codes, *tables = tensors
     inputs = _inputs(codes, x)
     totals = _written_out(inputs)
-    if len(tables) > 1 and x.shape[0] >= KEPT_TOTALS:
-        totals = _stored(totals)
     sums = [
         _terms(
             _nibble_sum(codes, inputs, totals, at),
