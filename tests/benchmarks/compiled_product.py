@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from ingle.model.half_vectors import use_half_vectors
 from ingle.model.huge_pages import HugePages
 from ingle.model.segment_package import SETTINGS, CompiledSegment
 from ingle.model.stack_buffers import use_stack_buffers
@@ -34,6 +35,7 @@ def compiled_product(weight: LinearWeight) -> Callable[[torch.Tensor], object] |
     tensors: Sequence[torch.Tensor] = [pages.copy(one) for one in product.tensors()]
     x = torch.zeros(1, weight.in_features, dtype=torch.bfloat16)
     use_stack_buffers()
+    use_half_vectors()
     with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
         program = torch.export.export(_Product(product), (x, *tensors))
         path = torch._inductor.aoti_compile_and_package(

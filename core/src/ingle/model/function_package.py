@@ -20,6 +20,8 @@ from typing import Any
 
 import torch
 
+from ingle.model import half_vectors
+from ingle.model.half_vectors import use_half_vectors
 from ingle.model.segment_package import CompiledSegment, require_compiler
 from ingle.plugin.compiled_function import MIN_SIZE, Compilable, Dimension, Runner
 
@@ -53,6 +55,7 @@ def function_path(folder: Path, source: Compilable) -> Path:
         torch.__version__,
         torch.backends.cpu.get_cpu_capability(),
         inspect.getsource(module),
+        inspect.getsource(half_vectors),
     )
     digest = hashlib.sha256(repr(facts).encode()).hexdigest()[:20]
     return folder / "compiled" / f"function-{digest}.pt2"
@@ -65,6 +68,7 @@ def build_function(path: Path, source: Compilable) -> None:
         ConfigError: When there is no C++ compiler.
     """
     require_compiler()
+    use_half_vectors()
     path.parent.mkdir(parents=True, exist_ok=True)
     names = {name: torch.export.Dim(name, min=MIN_SIZE) for name in source.usual}
     shapes = tuple(_dynamic(shape, names) for shape, _ in source.arguments)

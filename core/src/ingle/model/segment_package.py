@@ -23,8 +23,9 @@ from typing import Any
 import torch
 
 from ingle.errors import ConfigError
-from ingle.model import decode_segment, stack_buffers
+from ingle.model import decode_segment, half_vectors, stack_buffers
 from ingle.model.decode_segment import MIN_LENGTH, DecodeEntry, DecodeHead, DecodeSegment
+from ingle.model.half_vectors import use_half_vectors
 from ingle.model.segment_shape import (
     EntryShape,
     HeadShape,
@@ -93,7 +94,7 @@ def package_path(folder: Path, shape: Shape) -> Path:
         torch.backends.cpu.get_cpu_capability(),
         torch.get_num_threads(),
         inspect.getsource(decode_segment),
-        (*SETTINGS.items(), inspect.getsource(stack_buffers)),
+        (*SETTINGS.items(), *map(inspect.getsource, (stack_buffers, half_vectors))),
         *(inspect.getsource(import_module(name)) for name in sorted(modules)),
     )
     digest = hashlib.sha256(repr(facts).encode()).hexdigest()[:20]
@@ -109,6 +110,7 @@ def build_package(path: Path, shape: Shape) -> None:
     """
     require_compiler()
     use_stack_buffers()
+    use_half_vectors()
     path.parent.mkdir(parents=True, exist_ok=True)
     arguments = (*example_state(shape), example_weights(shape))
     with torch.no_grad(), tempfile.TemporaryDirectory(dir=path.parent) as folder:
