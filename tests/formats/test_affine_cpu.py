@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ingle.builtin import affine_rows
+from ingle.builtin import nibble_words
 from ingle.builtin.affine_cpu import ingle_matmul_kernels
 from ingle.builtin.planar_cpu import PlanarWeight, int4_product_is_usable, pack_planar
 from ingle.plugin import AffineWeight, DeviceInfo, KernelUse, MatmulKernel
@@ -218,23 +218,71 @@ def test_a_compiled_steps_product_is_the_weights_own(shape: str) -> None:
 
 @pytest.mark.parametrize("block", [32, 64])
 @pytest.mark.parametrize(("inputs", "groups"), [(256, 1), (288, 9), (64, 2), (768, 3)])
-def test_words_and_lanes_give_the_row_of_the_codes(block: int, inputs: int, groups: int) -> None:
+def test_words_hold_eight_codes_of_an_output_in_the_bytes_of_their_block(
+    block: int, inputs: int, groups: int
+) -> None:
     """With the blocks of AVX-512 and of AVX2, whatever processor this is."""
     generator = torch.Generator().manual_seed(0)
     codes = torch.randint(16, (192, inputs), generator=generator, dtype=torch.uint8)
-    scales = torch.rand(groups, 192, generator=generator)
-    zeros = torch.randint(16, (groups, 192), generator=generator, dtype=torch.uint8)
-    x = torch.randn(inputs, generator=generator)
-    words = affine_rows.nibble_words(pack_planar(codes, block), groups)
-    assert words is not None
-    tables = [affine_rows.lane_table(one, block // 2) for one in (scales, zeros)]
-    found = affine_rows.nibble_row([words, *tables], x)
-    by_input = inputs // groups
-    zero, scale = (one.double().repeat_interleave(by_input, 0).T for one in (zeros, scales))
-    wanted = ((codes.double() - zero) * scale) @ x.double()
-    assert error(found, wanted) < 1e-5
+    planar = pack_planar(codes, block)
+    rewritten = planar.clone()
+    nibble_words.rewrite(rewritten)
+    words = nibble_words.as_words(rewritten, groups).flatten(1, 2)  # [NB, K/8, L]
+    for place in range(8):
+        nibbles = (words >> 4 * place) & 15
+        found = nibbles.transpose(1, 2).reshape(192, -1)
+        assert torch.equal(found.to(torch.uint8), codes[:, place::8])
+    assert torch.equal(nibble_words.words_to_planar(rewritten), planar)
 
 
-def test_groups_that_fill_no_vector_have_no_words() -> None:
-    codes = torch.zeros(64, 18, dtype=torch.uint8)
-    assert affine_rows.nibble_words(pack_planar(codes, 32), 9) is None
+@pytest.mark.parametrize("kind", ["zeros", "symmetric", "offsets"])
+@pytest.mark.parametrize(("inputs", "groups"), [(256, 1), (288, 9), (64, 4), (768, 3)])
+def test_a_weight_serves_from_words_as_before(kind: str, inputs: int, groups: int) -> None:
+    weight = words_case(kind, inputs, groups)
+    kernel = best(weight, torch.bfloat16)
+    prepared = kernel.prepare(weight)
+    assert isinstance(prepared, PlanarWeight)
+    wanted = weight.dequantize().float()
+    product = prepared.row_product()
+    assert product is not None
+    assert product.adopt is not None
+    copies = [tensor.clone() for tensor in product.tensors()]
+    assert torch.equal(prepared.dequantize().float(), wanted)
+    for copy, own in zip(copies, product.adopt(), strict=True):
+        assert torch.equal(copy, own)
+    assert torch.equal(prepared.dequantize().float(), wanted)
+    moved = prepared.with_tensors({n: t.clone() for n, t in prepared.tensors().items()})
+    assert torch.equal(moved.dequantize().float(), wanted)
+    for rows in (0, 1, 3, 4, 5, 32, 33):
+        x = torch.randn(rows, inputs, generator=torch.Generator().manual_seed(1)).bfloat16()
+        found = kernel.matmul(x, prepared)
+        assert error(found.double(), x.double() @ wanted.double().T) < 5e-3, rows
+    single = torch.randn(3, inputs, generator=torch.Generator().manual_seed(2))
+    found = kernel.matmul(single, prepared)
+    assert error(found.double(), single.double() @ wanted.double().T) < 1e-5
+
+
+def words_case(kind: str, inputs: int, groups: int) -> AffineWeight:
+    """4 bits, 128 outputs, groups alike."""
+    generator = torch.Generator().manual_seed(0)
+    codes = torch.randint(16, (128, inputs), generator=generator, dtype=torch.uint8)
+    tables: dict[str, torch.Tensor] = {}
+    if kind == "zeros":
+        tables["zeros"] = torch.randint(16, (groups, 128), generator=generator, dtype=torch.uint8)
+    if kind == "offsets":
+        tables["offsets"] = torch.randn(groups, 128, generator=generator).half()
+    return AffineWeight(
+        bits=4,
+        group_size=inputs // groups,
+        in_features=inputs,
+        out_features=128,
+        codes=pack_bits(codes, 4),
+        scales=torch.rand(groups, 128, generator=generator).half(),
+        **tables,
+    )
+
+
+def test_groups_of_half_a_run_have_no_words() -> None:
+    weight = words_case("zeros", 72, 9)
+    prepared = best(weight, torch.bfloat16).prepare(weight)
+    assert prepared.row_product() is None

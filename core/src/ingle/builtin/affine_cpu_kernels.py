@@ -19,6 +19,7 @@ from ingle.builtin.planar_cpu import (
     int4_product_is_usable,
     planar_weight,
 )
+from ingle.builtin.word_products import WordProducts
 from ingle.plugin import AffineWeight, Epilogue, KernelUse, LinearWeight, MatmulKernel, Support
 from ingle.plugin.compiled_function import CompiledFunction
 from ingle.plugin.nibble_tiles import NibbleTiles
@@ -35,6 +36,9 @@ MAX_INT4_ROWS_COMPILED = 32
 
 
 MIN_FLOAT32_ROWS = 8
+
+WordKind = tuple[int, torch.dtype, torch.dtype | None]
+"""Of ``WordProducts``."""
 
 
 class AffineKernel(MatmulKernel):
@@ -106,6 +110,9 @@ class PlanarKernel(AffineKernel):
     name: ClassVar[str] = "affine_cpu_planar"
     priority: ClassVar[int] = 20
 
+    def __init__(self) -> None:
+        self._words: dict[WordKind, WordProducts] = {}
+
     def supports(self, weight: LinearWeight, use: KernelUse) -> Support:
         """4-bit affine weights on a CPU."""
         support = super().supports(weight, use)
@@ -118,6 +125,38 @@ class PlanarKernel(AffineKernel):
         if isinstance(weight, PlanarWeight) or not isinstance(weight, AffineWeight):
             return weight
         return planar_weight(weight, for_int4=False)
+
+    def matmul(
+        self,
+        x: torch.Tensor,
+        weight: LinearWeight,
+        *,
+        out: torch.Tensor | None = None,
+        workspace: torch.Tensor | None = None,
+        epilogue: Epilogue | None = None,
+    ) -> torch.Tensor:
+        """``x [R, K]`` times the weight."""
+        if not isinstance(weight, PlanarWeight) or weight.lane_scales is None:
+            return super().matmul(x, weight, out=out)
+        if x.dtype is not torch.bfloat16:
+            return super().matmul(x, weight, out=out)
+        out = x.new_empty(x.shape[0], weight.stored_out_features) if out is None else out
+        products = self._word_products(weight)
+        return products.product(x, weight.word_codes(), weight.lane_tables(), out)
+
+    def functions(self, weight: LinearWeight) -> Sequence[CompiledFunction]:
+        """What multiplies several rows by words, should the weight be rewritten to these."""
+        if not isinstance(weight, PlanarWeight) or not weight.word_groups:
+            return ()
+        return self._word_products(weight).functions
+
+    def _word_products(self, weight: PlanarWeight) -> WordProducts:
+        zeros = weight.offsets if weight.zeros is None else weight.zeros
+        group = weight.in_features // weight.word_groups
+        kind = (group, weight.scales.dtype, None if zeros is None else zeros.dtype)
+        if kind not in self._words:
+            self._words[kind] = WordProducts(*kind)
+        return self._words[kind]
 
     def decoded_chunks(self, weight: AffineWeight) -> Iterator[tuple[int, torch.Tensor]]:
         """The same, in whole blocks."""
@@ -137,6 +176,7 @@ class Int4Kernel(PlanarKernel):
     priority: ClassVar[int] = 30
 
     def __init__(self) -> None:
+        super().__init__()
         self._usable = int4_product_is_usable()
         self._tiles = NibbleTiles()
 
@@ -173,10 +213,11 @@ class Int4Kernel(PlanarKernel):
         epilogue: Epilogue | None = None,
     ) -> torch.Tensor:
         """``x [R, K]`` times the weight."""
-        is_known = isinstance(weight, PlanarWeight) and weight.int4_scales is not None
-        if not is_known or x.dtype is not torch.bfloat16 or x.shape[0] == 0:
+        if not isinstance(weight, PlanarWeight) or weight.int4_scales is None:
             return super().matmul(x, weight, out=out)
-        assert isinstance(weight, PlanarWeight)
+        has_words = weight.lane_scales is not None
+        if has_words or x.dtype is not torch.bfloat16 or x.shape[0] == 0:
+            return super().matmul(x, weight, out=out)
         has_tiles = self._tiles.decode.is_compiled and fits_tiles(weight)
         if x.shape[0] <= (MAX_INT4_ROWS_COMPILED if has_tiles else MAX_INT4_ROWS):
             return int4_product(x, weight, out)
@@ -188,10 +229,11 @@ class Int4Kernel(PlanarKernel):
         return self._tiles.product(x, weight.codes, weight.num_groups, tables, out)
 
     def functions(self, weight: LinearWeight) -> Sequence[CompiledFunction]:
-        """What decodes blocks for many rows."""
+        """The same, and what decodes planes for many rows."""
+        words = super().functions(weight)
         if not isinstance(weight, PlanarWeight) or weight.int4_scales is None:
-            return ()
-        return (self._tiles.decode,) if fits_tiles(weight) else ()
+            return words
+        return (*words, self._tiles.decode) if fits_tiles(weight) else words
 
 
 def int4_product(x: torch.Tensor, weight: PlanarWeight, out: torch.Tensor | None) -> torch.Tensor:

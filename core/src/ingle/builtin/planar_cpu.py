@@ -18,12 +18,15 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 
-from ingle.builtin import affine_rows
+from ingle.builtin import nibble_words
 from ingle.plugin import AffineWeight, RowProduct
+from ingle.plugin.compiled_function import MIN_SIZE
 from ingle.plugin.nibble_tiles import block_size
 
 INT4_GROUP_SIZES = (256, 128, 64, 32)
 """Groups that torch's int4 product takes, the largest first."""
+WORD_RUN = 16
+"""Inputs that lie in one group where codes become words: what several rows take at a time."""
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -34,17 +37,53 @@ class PlanarWeight(AffineWeight):
         int4_scales: bfloat16 [K / int4_group_size, N', 2] for torch's int4 product, or None:
             ``w = (q - 8) * s + o`` with the scale and offset of each group.
         int4_group_size: Inputs that share a row of it; 0 when there is none.
+        lane_scales: None, or scales as ``nibble_words`` has them, [NB, G', L]: then ``codes`` hold
+            words and not planes. G' is 2 where G is 1, else G.
+        lane_zeros: Zeros or offsets as ``nibble_words`` has them, or None.
     """
 
     int4_scales: torch.Tensor | None = None
     int4_group_size: int = 0
+    lane_scales: torch.Tensor | None = None
+    lane_zeros: torch.Tensor | None = None
 
-    tensor_fields: ClassVar[tuple[str, ...]] = (*AffineWeight.tensor_fields, "int4_scales")
+    tensor_fields: ClassVar[tuple[str, ...]] = (
+        *AffineWeight.tensor_fields,
+        "int4_scales",
+        "lane_scales",
+        "lane_zeros",
+    )
 
     @property
     def block_size(self) -> int:
         """B."""
         return 2 * self.codes.shape[2]
+
+    @property
+    def word_groups(self) -> int:
+        """G', or 0 where outputs, groups or inputs are not whole words."""
+        groups = max(MIN_SIZE, self.num_groups)
+        is_whole = self.stored_out_features % self.block_size == 0 and self.has_equal_groups
+        return groups if is_whole and self.in_features % (groups * WORD_RUN) == 0 else 0
+
+    def word_codes(self) -> torch.Tensor:
+        """int32 [NB, G', K / (8 G'), L]; there are ``lane_scales``."""
+        return nibble_words.as_words(self.codes, self.word_groups)
+
+    def lane_tables(self) -> list[torch.Tensor]:
+        """Scales and zeros or offsets as ``nibble_words`` has them."""
+        if self.lane_scales is not None:
+            return [t for t in (self.lane_scales, self.lane_zeros) if t is not None]
+        tables = [t for t in (self.scales, self.zeros, self.offsets) if t is not None]
+        shape = (self.word_groups, self.stored_out_features)
+        return [nibble_words.lane_table(t.expand(shape)) for t in tables]
+
+    def use_words(self) -> None:
+        """Writes words over the planes, for good."""
+        if self.lane_scales is None:
+            self.lane_scales, *zeros = self.lane_tables()
+            self.lane_zeros = zeros[0] if zeros else None
+            nibble_words.rewrite(self.codes)
 
     def _codes_shape(self) -> tuple[int, ...]:
         blocks = -(-self.stored_out_features // self.block_size)
@@ -60,7 +99,10 @@ class PlanarWeight(AffineWeight):
 
     def _nibbles(self, first: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
         """Codes of blocks ``first:stop``, one row per input: [K, blocks * B]."""
-        pairs = self.codes[first:stop].transpose(0, 1)
+        codes = self.codes[first:stop]
+        if self.lane_scales is not None:
+            codes = nibble_words.words_to_planar(codes)
+        pairs = codes.transpose(0, 1)
         out = torch.empty((*pairs.shape[:2], 2, pairs.shape[2]), dtype=dtype, device=pairs.device)
         out[:, :, 0] = pairs & 15
         out[:, :, 1] = pairs >> 4
@@ -84,23 +126,33 @@ class PlanarWeight(AffineWeight):
         return codes
 
     def row_product(self) -> RowProduct | None:
-        """A loop over the nibbles, with scales and zeros as the checkpoint has them; for equal
-        groups and outputs that fill their blocks."""
-        whole = self.stored_out_features % self.block_size == 0
-        if not whole or not self.has_equal_groups:
+        """A loop over words, with scales and zeros as the checkpoint has them."""
+        groups = self.word_groups
+        if not groups:
             return None
-        words = affine_rows.nibble_words(self.codes, self.num_groups)
-        if words is None:
-            return None
-        tables = [t for t in (self.scales, self.offsets, self.zeros) if t is not None]
-        half = self.codes.shape[2]
-        shape = (words.shape[0], self.num_groups, affine_rows.NIBBLES, affine_rows.LANES)
+        shape = nibble_words.words_shape(self.stored_out_features, self.in_features, groups)
+        table = (shape[0], groups, nibble_words.LANES)
+        tables = [t for t in (self.scales, self.zeros, self.offsets) if t is not None]
         return RowProduct(
-            function=affine_rows.nibble_row,
-            shapes=((tuple(words.shape), words.dtype), *((shape, t.dtype) for t in tables)),
-            tensors=lambda: (words, *(affine_rows.lane_table(t, half) for t in tables)),
-            copied_bytes=sum(prod(shape) * t.element_size() for t in tables),
+            function=nibble_words.word_row,
+            shapes=((shape, torch.int32), *((table, t.dtype) for t in tables)),
+            tensors=self._words,
+            adopt=self._adopted_words,
+            copied_bytes=sum(prod(table) * t.element_size() for t in tables),
         )
+
+    def _words(self) -> list[torch.Tensor]:
+        """What the loop reads; a copy unless the weight has words."""
+        is_planar = self.lane_scales is None
+        codes = nibble_words.planar_to_words(self.codes) if is_planar else self.codes
+        shape = nibble_words.words_shape(
+            self.stored_out_features, self.in_features, self.word_groups
+        )
+        return [codes.view(torch.int32).view(shape), *self.lane_tables()]
+
+    def _adopted_words(self) -> list[torch.Tensor]:
+        self.use_words()
+        return self._words()
 
     def _grouped(self, codes: torch.Tensor) -> torch.Tensor:
         """A view [G, K/G, n] of [K, n] when groups are equal, else the same."""

@@ -29,15 +29,17 @@ def background_compiler(
         device: Where it runs.
     """
     jobs: list[CompileJob] = []
-    decode = decode_compiler(runner, model, device) if isinstance(model, Decoder) else None
-    if decode is not None:
-        jobs.append(decode)
+    own = [*functions]
     if isinstance(model, Decoder) and _has_prompt_functions(model, device):
-        functions = [*functions, *prompt_functions(model)]
-    if functions:
-        prompts = FunctionCompiler(functions, default_cache_folder())
-        prompts.use_packages()
-        jobs.append(prompts)
+        own += prompt_functions(model)
+    if own:
+        kernels = FunctionCompiler(own, default_cache_folder())
+        kernels.use_packages()
+        jobs.append(kernels)
+    if isinstance(model, Decoder):
+        decode = decode_compiler(runner, model, device, functions)
+        if decode is not None:
+            jobs.append(decode)
     return BackgroundCompiler(jobs) if jobs else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -17,9 +18,11 @@ from ingle.model.segment_plan import (
     extra_bytes,
     segment_shapes,
     segment_weights,
+    tried_weights,
 )
 from ingle.model.segment_shape import Shape
 from ingle.plugin.cache_folder import default_cache_folder
+from ingle.plugin.compiled_function import CompiledFunction
 from ingle.plugin.device import DeviceInfo
 
 
@@ -31,6 +34,8 @@ class DecodeCompiler:
         model: The decoder as it was loaded.
         shapes: What to compile for it.
         folder: Where packages are kept.
+        functions: What the model's kernels call. Segments wait for them to be compiled: kernels
+            of several rows need them where segments have weights rewritten.
         in_place: Whether ``shapes`` are of the cache as it is stored.
     """
 
@@ -42,9 +47,11 @@ class DecodeCompiler:
         model: Decoder,
         shapes: SegmentShapes,
         folder: Path,
+        functions: Sequence[CompiledFunction] = (),
         *,
         in_place: bool = True,
     ) -> None:
+        self._functions = tuple(functions)
         self._runner = runner
         self._model = model
         self._shapes = shapes
@@ -69,21 +76,28 @@ class DecodeCompiler:
         """Takes the packages on disk into use; False when one is missing or not right here."""
         if not all(path.is_file() for path, _ in self._wanted):
             return False
-        weights = segment_weights(self._model)
-        at_once, at_end = len(self._shapes.layers.layers), len(self._shapes.last.layers)
-        layers = weights.layers
-        tried = (weights.entry, layers[:at_once], layers[-at_end:], weights.head)
-        entry, some, end, head = (
+        if not all(function.is_compiled for function in self._functions):
+            return False
+        segments = self._segments()
+        if segments is None:
+            return False
+        with self._runner.between_steps:
+            weights = segment_weights(self._model)
+            self._runner.model = CompiledDecoder(
+                self._model, self._shapes, segments, weights, in_place=self._in_place
+            )
+        return True
+
+    def _segments(self) -> Segments | None:
+        """The packages, tried out with some of the model's weights."""
+        tried = tried_weights(self._model, self._shapes)
+        entry, layers, last, head = (
             load_package(path, shape, tensors)
             for (path, shape), tensors in zip(self._wanted, tried, strict=True)
         )
-        if entry is None or some is None or end is None or head is None:
-            return False
-        segments = Segments(entry=entry, layers=some, last=end, head=head)
-        self._runner.model = CompiledDecoder(
-            self._model, self._shapes, segments, weights, in_place=self._in_place
-        )
-        return True
+        if entry is None or layers is None or last is None or head is None:
+            return None
+        return Segments(entry=entry, layers=layers, last=last, head=head)
 
     def missing(self) -> list[str]:
         """A command that builds the packages that are not on disk; empty when all are."""
@@ -95,7 +109,10 @@ class DecodeCompiler:
 
 
 def decode_compiler(
-    runner: ModelRunner, model: Decoder, device: DeviceInfo
+    runner: ModelRunner,
+    model: Decoder,
+    device: DeviceInfo,
+    functions: Sequence[CompiledFunction] = (),
 ) -> DecodeCompiler | None:
     """A compiler for a loaded model, its package in use when there is one on disk; None where
     there is nothing to gain: on a card, or for weights that segments do not know."""
@@ -107,7 +124,7 @@ def decode_compiler(
     if shapes is None or extra_bytes(model) > MAX_EXTRA_BYTES:
         return None
     compiler = DecodeCompiler(
-        runner, model, shapes, default_cache_folder(), in_place=sides is not None
+        runner, model, shapes, default_cache_folder(), functions, in_place=sides is not None
     )
     compiler.use_packages()
     return compiler

@@ -5,6 +5,7 @@ T tokens of the step, S sequences.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -41,6 +42,9 @@ class ModelRunner:
         sampler: Draws the tokens.
         block_size: Tokens per block.
         device: Where the model lives.
+
+    Attributes:
+        between_steps: Held while a step runs, and by whoever changes the model's weights.
     """
 
     def __init__(
@@ -56,6 +60,7 @@ class ModelRunner:
         self.sampler = sampler
         self.block_size = block_size
         self.device = device
+        self.between_steps = threading.Lock()
 
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         """Computes one step and draws a token for every request that reached its end.
@@ -64,7 +69,7 @@ class ModelRunner:
             MemoryError: When there was not enough memory for it.
         """
         try:
-            with torch.inference_mode():
+            with self.between_steps, torch.inference_mode():
                 return self._execute(plan)
         except RuntimeError as error:
             if isinstance(error, torch.OutOfMemoryError) or CPU_OUT_OF_MEMORY in str(error):

@@ -22,10 +22,11 @@ import torch
 
 from ingle.model import half_vectors
 from ingle.model.half_vectors import use_half_vectors
+from ingle.model.segment_package import SETTINGS as WRITTEN_OUT
 from ingle.model.segment_package import CompiledSegment, require_compiler
 from ingle.plugin.compiled_function import MIN_SIZE, Compilable, Dimension, Runner
 
-SETTINGS = {"cpp.dynamic_threads": True, "emulate_precision_casts": True}
+SETTINGS: Mapping[str, object] = {"cpp.dynamic_threads": True, "emulate_precision_casts": True}
 """Of the compiler: any number of threads, and results rounded wherever the operators round."""
 
 INT_LIMIT = 100
@@ -51,7 +52,7 @@ def function_path(folder: Path, source: Compilable) -> Path:
     module = import_module(source.name.partition(":")[0])
     facts = (
         source.name,
-        sorted(SETTINGS.items()),
+        sorted(_settings(source).items()),
         torch.__version__,
         torch.backends.cpu.get_cpu_capability(),
         inspect.getsource(module),
@@ -79,9 +80,13 @@ def build_function(path: Path, source: Compilable) -> None:
         built = torch._inductor.aoti_compile_and_package(
             program,
             package_path=str(Path(folder) / "function.pt2"),
-            inductor_configs=SETTINGS,
+            inductor_configs=_settings(source),
         )
         os.replace(built, path)
+
+
+def _settings(source: Compilable) -> dict[str, object]:
+    return {**SETTINGS, **(WRITTEN_OUT if source.is_written_out else {})}
 
 
 def _dynamic(shape: Sequence[Dimension], names: Mapping[str, Any]) -> dict[int, Any]:

@@ -170,24 +170,39 @@ def extra_bytes(model: Decoder) -> int:
 Weights = tuple[torch.Tensor, ...]
 
 
-def _entry_weights(model: Decoder, pages: HugePages, number: int = 0) -> Weights:
-    """What layer ``number``'s entry is given."""
-    layer = known_layers(model)[number]
-    attention = layer.attention
-    head_norms = [n for n in (attention.q_norm, attention.k_norm) if isinstance(n, RMSNorm)]
-    projection = linear_tensors(attention.qkv_proj, pages)
-    return (layer.input_norm.weight, *projection, *(norm.weight for norm in head_norms))
+class _Giver:
+    """Hands out what segments are given, piece by piece."""
 
+    def __init__(self, model: Decoder, *, adopt: bool) -> None:
+        self._model = model
+        self._layers = known_layers(model)
+        self._pages = HugePages()
+        self._adopt = adopt
 
-def _layer_weights(model: Decoder, pages: HugePages, number: int) -> Weights:
-    """What a segment is given for layer ``number``, the next layer's entry included."""
-    layer = known_layers(model)[number]
-    _, o_proj, gate_up_proj, down_proj = _linears(layer)
-    attention = (*linear_tensors(o_proj, pages), layer.post_attention_norm.weight)
-    feed_forward = (*linear_tensors(gate_up_proj, pages), *linear_tensors(down_proj, pages))
-    is_last = number + 1 == len(model.layers)
-    following = () if is_last else _entry_weights(model, pages, number + 1)
-    return (*attention, *feed_forward, *following)
+    def _linear(self, linear: Linear) -> list[torch.Tensor]:
+        return linear_tensors(linear, self._pages, adopt=self._adopt)
+
+    def entry(self, number: int = 0) -> Weights:
+        """For layer ``number``'s entry."""
+        layer = self._layers[number]
+        attention = layer.attention
+        head_norms = [n for n in (attention.q_norm, attention.k_norm) if isinstance(n, RMSNorm)]
+        projection = self._linear(attention.qkv_proj)
+        return (layer.input_norm.weight, *projection, *(norm.weight for norm in head_norms))
+
+    def layer(self, number: int) -> Weights:
+        """For layer ``number``, the next layer's entry included."""
+        layer = self._layers[number]
+        _, o_proj, gate_up_proj, down_proj = _linears(layer)
+        attention = (*self._linear(o_proj), layer.post_attention_norm.weight)
+        feed_forward = (*self._linear(gate_up_proj), *self._linear(down_proj))
+        is_last = number + 1 == len(self._layers)
+        following = () if is_last else self.entry(number + 1)
+        return (*attention, *feed_forward, *following)
+
+    def head(self) -> Weights:
+        """For the output head."""
+        return (self._model.norm.weight, *self._linear(self._model.lm_head))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,14 +215,27 @@ class SegmentWeights:
 
 
 def segment_weights(model: Decoder) -> SegmentWeights:
-    """The weights of ``model``, whose ``segment_shapes`` are not None; copies where a segment reads
-    another layout than the model's own."""
-    pages = HugePages()
+    """The weights of ``model``, whose ``segment_shapes`` are not None. Where a segment reads
+    another layout than the model's own, the model's is rewritten: no step may run meanwhile."""
+    giver = _Giver(model, adopt=True)
     return SegmentWeights(
-        entry=_entry_weights(model, pages),
-        layers=tuple(_layer_weights(model, pages, at) for at in range(len(model.layers))),
-        head=(model.norm.weight, *linear_tensors(model.lm_head, pages)),
+        entry=giver.entry(),
+        layers=tuple(giver.layer(at) for at in range(len(model.layers))),
+        head=giver.head(),
     )
+
+
+def tried_weights(
+    model: Decoder, shapes: SegmentShapes
+) -> tuple[Weights, tuple[Weights, ...], tuple[Weights, ...], Weights]:
+    """What the segments of ``shapes`` are given at first, one after the other, the model being left
+    as it is."""
+    giver = _Giver(model, adopt=False)
+    number = len(model.layers)
+    first = range(len(shapes.layers.layers))
+    last = range(number - len(shapes.last.layers), number)
+    layers, ending = (tuple(giver.layer(at) for at in run) for run in (first, last))
+    return (giver.entry(), layers, ending, giver.head())
 
 
 def window_of(layer: DecoderLayer) -> int | None:

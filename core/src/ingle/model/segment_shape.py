@@ -296,14 +296,17 @@ def part_shape(weight: LinearWeight) -> PartShape | None:
     )
 
 
-def part_tensors(weight: LinearWeight, pages: HugePages) -> list[torch.Tensor]:
+def part_tensors(weight: LinearWeight, pages: HugePages, *, adopt: bool) -> list[torch.Tensor]:
     """What a segment is given for ``weight``, whose ``part_shape`` is not None: input scale, input
-    order, then what its product reads, in ``pages`` where that is made anew."""
+    order, then what its product reads, in ``pages`` where that is made anew. ``adopt``: the weight
+    may write it over its own memory."""
     product = weight.row_product()
     assert product is not None
     before = [t for t in (weight.input_scale, weight.input_order) if t is not None]
+    give = product.adopt if adopt and product.adopt is not None else product.tensors
+    read = give()
     own = {_place(tensor) for tensor in weight.tensors().values()}
-    return [*before, *(t if _place(t) in own else pages.copy(t) for t in product.tensors())]
+    return [*before, *(t if _place(t) in own else pages.copy(t) for t in read)]
 
 
 def _place(tensor: torch.Tensor) -> int:
@@ -311,14 +314,16 @@ def _place(tensor: torch.Tensor) -> int:
     return tensor.data_ptr() if tensor.layout is torch.strided else -1
 
 
-def linear_tensors(linear: Linear, pages: HugePages) -> list[torch.Tensor]:
+def linear_tensors(linear: Linear, pages: HugePages, *, adopt: bool) -> list[torch.Tensor]:
     """What a segment is given for ``linear``: its parts' tensors, then its bias."""
-    tensors = [tensor for part in linear.parts for tensor in part_tensors(part.weight, pages)]
+    tensors = [
+        tensor for part in linear.parts for tensor in part_tensors(part.weight, pages, adopt=adopt)
+    ]
     return tensors if linear.bias is None else [*tensors, linear.bias]
 
 
 def copied_bytes(linear: Linear) -> int:
-    """Bytes that ``linear_tensors`` makes anew."""
+    """Bytes that stay in memory beside the weights' own."""
     products = [part.weight.row_product() for part in linear.parts]
     return sum(product.copied_bytes for product in products if product is not None)
 

@@ -32,6 +32,8 @@ class Compilable:
         usual: A size for every name, typical of calls whose speed matters.
         max_relative_error: How far any element of the result may lie from the function's, relative
             to it; 0 for functions whose bits do not depend on who computes them.
+        is_written_out: Whether its sums are long expressions, term by term: the compiler is not to
+            cut them into pieces, and may contract products and sums.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Compilable:
     arguments: tuple[tuple[tuple[Dimension, ...], torch.dtype], ...]
     usual: Mapping[str, int]
     max_relative_error: float = 0.0
+    is_written_out: bool = False
 
     def sizes(self, tensors: Sequence[torch.Tensor]) -> list[int]:
         """Sizes of the named dimensions of a call's arguments."""

@@ -126,13 +126,17 @@ class RowProduct:
             its own and imports it by name. Shapes and dtypes are constants to it.
         shapes: Shape and dtype of each of the tensors.
         tensors: Gives the tensors the function reads. Called once, when the result is there.
-        copied_bytes: Bytes that ``tensors`` makes anew, instead of handing out the weight's own.
+        copied_bytes: Bytes that stay in memory beside the weight's own.
+        adopt: The same as ``tensors``, but writes them over the weight's own memory where they are
+            the same numbers in another order. Called when compiled steps begin, while no step
+            runs; the weight serves as before afterwards. None: ``tensors`` copies nothing of size.
     """
 
     function: RowFunction
     shapes: tuple[tuple[tuple[int, ...], torch.dtype], ...]
     tensors: Callable[[], Sequence[torch.Tensor]]
     copied_bytes: int = 0
+    adopt: Callable[[], Sequence[torch.Tensor]] | None = None
 
     @classmethod
     def over(cls, function: RowFunction, *tensors: torch.Tensor) -> Self:

@@ -103,7 +103,7 @@ class NibbleTiles:
             out: Where the product goes; N may end inside the last block.
         """
         size = 2 * codes.shape[2]
-        for first, last in _tiles(codes.shape[0], codes.shape[1] * size, size):
+        for first, last in tiles(codes.shape[0], codes.shape[1] * size, size):
             columns = slice(first * size, min(last * size, out.shape[1]))
             tile = self._decoded(codes[first:last], num_groups, tables(columns.start, columns.stop))
             width = columns.stop - columns.start
@@ -144,7 +144,7 @@ class NibbleTiles:
         return self._memory[:size]
 
 
-def _tiles(num_blocks: int, block_weights: int, size: int) -> Iterator[tuple[int, int]]:
+def tiles(num_blocks: int, block_weights: int, size: int) -> Iterator[tuple[int, int]]:
     """First and last block (exclusive) of each tile, of blocks of ``size`` outputs: alike, so that
     none is narrow, and none of a single block where there are more; for that two tiles may
     overlap."""
