@@ -108,7 +108,8 @@ def test_twenty_prompts_after_forced_preemption(
 def test_bfloat16_agrees_with_float32_wherever_that_is_sure(
     references: list[Reference], demo_model_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Teacher-forced on the reference's tokens: the same token, or a tie within ``CLOSE``.
+    """Teacher-forced on the reference's tokens: the same token, or one that the reference has
+    within ``CLOSE`` of it.
 
     The reference is transformers in float32. Its bfloat16 is no truth to hold 2 % against: it
     differs from its own float32 at 12 of these 480 places, and its two best logits are often
@@ -127,10 +128,8 @@ def test_bfloat16_agrees_with_float32_wherever_that_is_sure(
             places += 1
             if mine.argmax() == theirs.argmax():
                 continue
-            top = theirs.topk(2)
-            gap = float(top.values[0] - top.values[1])
-            tie = gap <= CLOSE and int(mine.argmax()) in top.indices.tolist()
-            (close if tie else wrong).append((len(reference.prompt), place, round(gap, 3)))
+            gap = float(theirs.max() - theirs[mine.argmax()])
+            (close if gap <= CLOSE else wrong).append((len(reference.prompt), place, round(gap, 3)))
     with capsys.disabled():
         print(f"\nbfloat16: {len(close)} of {places} places within {CLOSE}: {close}")
     assert not wrong

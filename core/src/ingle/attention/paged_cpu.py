@@ -11,6 +11,7 @@ from torch.nn.functional import pad
 from ingle.attention.joined import JOINED
 from ingle.attention.layer_cache import LayerCache, turned
 from ingle.attention.metadata import ForwardBatch, SequenceSpan
+from ingle.attention.prompt_products import PromptProducts
 from ingle.attention.softcapped import SoftcappedAttention
 from ingle.plugin.compiled_function import CompiledFunction
 
@@ -74,6 +75,7 @@ class PagedCPUAttention:
 
     Attributes:
         joined: Joins two calls of a chunk; core may compile it for bfloat16.
+        products: Serves prompts in bfloat16 in place of the flash kernel, once it is compiled.
     """
 
     name = "paged_cpu"
@@ -86,6 +88,7 @@ class PagedCPUAttention:
         self.window = window
         self.softcap = softcap
         self.joined = CompiledFunction(JOINED)
+        self.products = PromptProducts(scale)
         self._softcapped = None if softcap is None else SoftcappedAttention(scale, softcap, window)
 
     def __call__(self, query: torch.Tensor, cache: LayerCache, batch: ForwardBatch) -> torch.Tensor:
@@ -141,7 +144,7 @@ class PagedCPUAttention:
             return out.flatten(1)
         rows = _by_group(query, key.shape[0])
         k, v = (_for_groups(one[:, :num_cached], rows.shape[1]) for one in (key, value))
-        before, lse_before = _flash(rows, k, v, self.scale)
+        before, lse_before = self._whole(rows, k, v)
         parts = (out, lse, _by_row(before), lse_before.flatten(0, 1))
         both = torch.empty(out.shape, dtype=out.dtype)
         self.joined(*(part.contiguous() for part in parts), both)
@@ -162,8 +165,16 @@ class PagedCPUAttention:
             key, value = (pad(one, (0, 0, 0, length - key.shape[1])) for one in (key, value))
         rows = _by_group(query, num_heads)
         k, v = _for_groups(key, rows.shape[1]), _for_groups(value, rows.shape[1])
-        out, lse = _flash(rows, k, v, self.scale, causal=True)
+        out, lse = self._whole(rows, k, v, causal=True)
         return _by_row(out)[:num_rows], lse.flatten(0, 1)[:, :num_rows]
+
+    def _whole(
+        self, rows: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, causal: bool = False
+    ) -> Pair:
+        """``_flash`` of a prompt's rows, by whichever is faster."""
+        if self.products.serves(rows, key):
+            return self.products(rows, key, value, causal=causal)
+        return _flash(rows, key, value, self.scale, causal=causal)
 
     def _windowed(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int

@@ -10,7 +10,6 @@ from functools import partial
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 
 from ingle.builtin.byte_cpu import byte_weight
 from ingle.builtin.planar_cpu import (
@@ -23,6 +22,7 @@ from ingle.builtin.word_products import WordProducts
 from ingle.plugin import AffineWeight, Epilogue, KernelUse, LinearWeight, MatmulKernel, Support
 from ingle.plugin.compiled_function import CompiledFunction
 from ingle.plugin.nibble_tiles import NibbleTiles
+from ingle.plugin.row_counts import MIN_FLOAT32_ROWS, with_rows
 
 CHUNK_WEIGHTS = 1 << 20
 """Weights decoded at a time: 4 MiB in float32, which stay in the cache until they are used."""
@@ -34,8 +34,6 @@ MAX_INT4_ROWS = 48
 MAX_INT4_ROWS_COMPILED = 32
 """The same where decoding is compiled."""
 
-
-MIN_FLOAT32_ROWS = 8
 
 WordKind = tuple[int, torch.dtype, torch.dtype | None]
 """Of ``WordProducts``."""
@@ -110,9 +108,6 @@ class PlanarKernel(AffineKernel):
     name: ClassVar[str] = "affine_cpu_planar"
     priority: ClassVar[int] = 20
 
-    def __init__(self) -> None:
-        self._words: dict[WordKind, WordProducts] = {}
-
     def supports(self, weight: LinearWeight, use: KernelUse) -> Support:
         """4-bit affine weights on a CPU."""
         support = super().supports(weight, use)
@@ -125,38 +120,6 @@ class PlanarKernel(AffineKernel):
         if isinstance(weight, PlanarWeight) or not isinstance(weight, AffineWeight):
             return weight
         return planar_weight(weight, for_int4=False)
-
-    def matmul(
-        self,
-        x: torch.Tensor,
-        weight: LinearWeight,
-        *,
-        out: torch.Tensor | None = None,
-        workspace: torch.Tensor | None = None,
-        epilogue: Epilogue | None = None,
-    ) -> torch.Tensor:
-        """``x [R, K]`` times the weight."""
-        if not isinstance(weight, PlanarWeight) or weight.lane_scales is None:
-            return super().matmul(x, weight, out=out)
-        if x.dtype is not torch.bfloat16:
-            return super().matmul(x, weight, out=out)
-        out = x.new_empty(x.shape[0], weight.stored_out_features) if out is None else out
-        products = self._word_products(weight)
-        return products.product(x, weight.word_codes(), weight.lane_tables(), out)
-
-    def functions(self, weight: LinearWeight) -> Sequence[CompiledFunction]:
-        """What multiplies several rows by words, should the weight be rewritten to these."""
-        if not isinstance(weight, PlanarWeight) or not weight.word_groups:
-            return ()
-        return self._word_products(weight).functions
-
-    def _word_products(self, weight: PlanarWeight) -> WordProducts:
-        zeros = weight.offsets if weight.zeros is None else weight.zeros
-        group = weight.in_features // weight.word_groups
-        kind = (group, weight.scales.dtype, None if zeros is None else zeros.dtype)
-        if kind not in self._words:
-            self._words[kind] = WordProducts(*kind)
-        return self._words[kind]
 
     def decoded_chunks(self, weight: AffineWeight) -> Iterator[tuple[int, torch.Tensor]]:
         """The same, in whole blocks."""
@@ -176,7 +139,7 @@ class Int4Kernel(PlanarKernel):
     priority: ClassVar[int] = 30
 
     def __init__(self) -> None:
-        super().__init__()
+        self._words: dict[WordKind, WordProducts] = {}
         self._usable = int4_product_is_usable()
         self._tiles = NibbleTiles()
 
@@ -215,9 +178,12 @@ class Int4Kernel(PlanarKernel):
         """``x [R, K]`` times the weight."""
         if not isinstance(weight, PlanarWeight) or weight.int4_scales is None:
             return super().matmul(x, weight, out=out)
-        has_words = weight.lane_scales is not None
-        if has_words or x.dtype is not torch.bfloat16 or x.shape[0] == 0:
+        if x.dtype is not torch.bfloat16 or x.shape[0] == 0:
             return super().matmul(x, weight, out=out)
+        if weight.lane_scales is not None:
+            out = x.new_empty(x.shape[0], weight.stored_out_features) if out is None else out
+            products = self._word_products(weight)
+            return products.product(x, weight.word_codes(), weight.lane_tables(), out)
         has_tiles = self._tiles.decode.is_compiled and fits_tiles(weight)
         if x.shape[0] <= (MAX_INT4_ROWS_COMPILED if has_tiles else MAX_INT4_ROWS):
             return int4_product(x, weight, out)
@@ -229,11 +195,20 @@ class Int4Kernel(PlanarKernel):
         return self._tiles.product(x, weight.codes, weight.num_groups, tables, out)
 
     def functions(self, weight: LinearWeight) -> Sequence[CompiledFunction]:
-        """The same, and what decodes planes for many rows."""
-        words = super().functions(weight)
+        """What decodes planes for many rows, and what multiplies by words, should the weight be
+        rewritten to these."""
         if not isinstance(weight, PlanarWeight) or weight.int4_scales is None:
-            return words
+            return ()
+        words = self._word_products(weight).functions if weight.word_groups else ()
         return (*words, self._tiles.decode) if fits_tiles(weight) else words
+
+    def _word_products(self, weight: PlanarWeight) -> WordProducts:
+        zeros = weight.offsets if weight.zeros is None else weight.zeros
+        group = weight.in_features // weight.word_groups
+        kind = (group, weight.scales.dtype, None if zeros is None else zeros.dtype)
+        if kind not in self._words:
+            self._words[kind] = WordProducts(*kind)
+        return self._words[kind]
 
 
 def int4_product(x: torch.Tensor, weight: PlanarWeight, out: torch.Tensor | None) -> torch.Tensor:
@@ -271,6 +246,5 @@ def product(x: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
     if x.dtype is torch.bfloat16:
         return x @ matrix.to(x.dtype)
     rows = x.to(torch.float32)
-    if x.shape[0] < MIN_FLOAT32_ROWS:
-        rows = F.pad(rows, (0, 0, 0, MIN_FLOAT32_ROWS - x.shape[0]))
+    rows = with_rows(rows, max(x.shape[0], MIN_FLOAT32_ROWS))
     return (rows @ matrix)[: x.shape[0]].to(x.dtype)

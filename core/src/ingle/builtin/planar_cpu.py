@@ -61,7 +61,10 @@ class PlanarWeight(AffineWeight):
 
     @property
     def word_groups(self) -> int:
-        """G', or 0 where outputs, groups or inputs are not whole words."""
+        """G', or 0 where outputs, groups or inputs are not whole words, or nothing multiplies
+        several rows by them."""
+        if self.int4_scales is None:
+            return 0
         groups = max(MIN_SIZE, self.num_groups)
         is_whole = self.stored_out_features % self.block_size == 0 and self.has_equal_groups
         return groups if is_whole and self.in_features % (groups * WORD_RUN) == 0 else 0

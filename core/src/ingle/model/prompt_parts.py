@@ -12,15 +12,16 @@ from ingle.plugin.compiled_function import CompiledFunction
 
 def prompt_functions(model: Decoder) -> list[CompiledFunction]:
     """The functions that ``model``'s layers call for prompts in bfloat16 on a CPU."""
-    found = (_function(piece) for piece in pieces(model.layers))
-    return [function for function in found if function is not None]
+    return [function for piece in pieces(model.layers) for function in _functions(piece)]
 
 
-def _function(piece: object) -> CompiledFunction | None:
+def _functions(piece: object) -> tuple[CompiledFunction, ...]:
     if isinstance(piece, ProjectionNorm):
         piece = piece.norm
     if isinstance(piece, RMSNorm):
-        return piece.of_prompts.function
+        return (piece.of_prompts.function,)
     if isinstance(piece, PromptGate | PromptTurn):
-        return piece.function
-    return piece.joined if isinstance(piece, PagedCPUAttention) else None
+        return (piece.function,)
+    if isinstance(piece, PagedCPUAttention) and piece.softcap is None:
+        return (piece.joined, piece.products.function)
+    return ()

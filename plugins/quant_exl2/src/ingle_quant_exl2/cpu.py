@@ -15,6 +15,7 @@ import torch
 from ingle.plugin import Epilogue, KernelUse, LinearWeight, MatmulKernel, PluginError, Support
 from ingle.plugin.compiled_function import CompiledFunction
 from ingle.plugin.nibble_tiles import NibbleTiles
+from ingle.plugin.row_counts import MIN_FLOAT32_ROWS, with_rows
 from ingle_quant_exl2.layout import Section
 from ingle_quant_exl2.nibbles import (
     COLUMN_MULTIPLE,
@@ -202,9 +203,12 @@ def _int4_product(x: torch.Tensor, weight: NibbleExl2Weight) -> torch.Tensor:
 
 def _decoded_product(x: torch.Tensor, weight: Exl2Weight, out: torch.Tensor) -> torch.Tensor:
     dtype = torch.bfloat16 if x.dtype is torch.bfloat16 else torch.float32
+    num_rows = x.shape[0]
     rows = x.to(dtype)
+    if dtype is torch.float32:
+        rows = with_rows(rows, max(num_rows, MIN_FLOAT32_ROWS))
     chunks = weight.column_chunks()
     for start in chunks:
         stop = min(start + chunks.step, weight.stored_out_features)
-        out[:, start:stop] = rows @ weight.columns(start, stop, dtype)
+        out[:, start:stop] = (rows @ weight.columns(start, stop, dtype))[:num_rows]
     return out
