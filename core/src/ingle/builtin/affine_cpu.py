@@ -18,8 +18,9 @@ def ingle_matmul_kernels(device: DeviceInfo) -> list[MatmulKernel]:
     from ingle.builtin.affine_cpu_kernels import (
         AffineKernel,
         ByteKernel,
+        ByteTileKernel,
         Int4Kernel,
         PlanarKernel,
     )
 
-    return [Int4Kernel(), PlanarKernel(), ByteKernel(), AffineKernel()]
+    return [Int4Kernel(), PlanarKernel(), ByteTileKernel(), ByteKernel(), AffineKernel()]

@@ -11,7 +11,8 @@ from typing import ClassVar
 
 import torch
 
-from ingle.builtin.byte_cpu import byte_weight
+from ingle.builtin.byte_cpu import ByteWeight, byte_weight
+from ingle.builtin.byte_products import ByteProducts
 from ingle.builtin.planar_cpu import (
     PlanarWeight,
     int4_group_size,
@@ -34,6 +35,9 @@ MAX_INT4_ROWS = 48
 MAX_INT4_ROWS_COMPILED = 32
 """The same where decoding is compiled."""
 
+
+ByteKind = tuple[torch.dtype, torch.dtype | None]
+"""Of ``ByteProducts``."""
 
 WordKind = tuple[int, torch.dtype, torch.dtype | None]
 """Of ``WordProducts``."""
@@ -100,6 +104,54 @@ class ByteKernel(AffineKernel):
     def prepare(self, weight: LinearWeight) -> LinearWeight:
         """The same tensors in a weight that knows its rows."""
         return byte_weight(weight) if isinstance(weight, AffineWeight) else weight
+
+
+class ByteTileKernel(ByteKernel):
+    """8 bits in bfloat16: outputs decoded some at a time, compiled."""
+
+    name: ClassVar[str] = "affine_cpu_byte_tiles"
+    priority: ClassVar[int] = 30
+
+    def __init__(self) -> None:
+        self._products: dict[ByteKind, ByteProducts] = {}
+
+    def supports(self, weight: LinearWeight, use: KernelUse) -> Support:
+        """The same in bfloat16."""
+        support = super().supports(weight, use)
+        if support and use.dtype is not torch.bfloat16:
+            return Support(ok=False, reason=f"only bfloat16, not {use.dtype}")
+        return support
+
+    def matmul(
+        self,
+        x: torch.Tensor,
+        weight: LinearWeight,
+        *,
+        out: torch.Tensor | None = None,
+        workspace: torch.Tensor | None = None,
+        epilogue: Epilogue | None = None,
+    ) -> torch.Tensor:
+        """``x [R, K]`` times the weight."""
+        if x.shape[0] == 0 or not isinstance(weight, ByteWeight) or not weight.byte_groups:
+            return super().matmul(x, weight, out=out)
+        products = self._products_with(weight)
+        if not products.decode.is_compiled:
+            return super().matmul(x, weight, out=out)
+        out = x.new_empty(x.shape[0], weight.stored_out_features) if out is None else out
+        return products.product(x, weight.bytes_by_group(), weight.tables(), out)
+
+    def functions(self, weight: LinearWeight) -> Sequence[CompiledFunction]:
+        """What decodes bytes."""
+        if not isinstance(weight, ByteWeight) or not weight.byte_groups:
+            return ()
+        return (self._products_with(weight).decode,)
+
+    def _products_with(self, weight: ByteWeight) -> ByteProducts:
+        zeros = weight.offsets if weight.zeros is None else weight.zeros
+        kind = (weight.scales.dtype, None if zeros is None else zeros.dtype)
+        if kind not in self._products:
+            self._products[kind] = ByteProducts(*kind)
+        return self._products[kind]
 
 
 class PlanarKernel(AffineKernel):

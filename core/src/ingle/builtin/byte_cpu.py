@@ -8,6 +8,7 @@ import torch
 
 from ingle.builtin import affine_rows
 from ingle.plugin import AffineWeight, RowProduct
+from ingle.plugin.compiled_function import MIN_SIZE
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -29,6 +30,21 @@ class ByteWeight(AffineWeight):
             tensors=lambda: (runs, *(t.T.contiguous() for t in tables)),
             copied_bytes=sum(t.numel() * t.element_size() for t in tables),
         )
+
+    @property
+    def byte_groups(self) -> int:
+        """G, 2 where it is 1; 0 where groups differ or two have no whole number of inputs."""
+        groups = max(MIN_SIZE, self.num_groups)
+        return groups if self.has_equal_groups and self.in_features % groups == 0 else 0
+
+    def bytes_by_group(self) -> torch.Tensor:
+        """uint8 [N, G, K/G]."""
+        return self.codes.view(torch.uint8).view(self.stored_out_features, self.byte_groups, -1)
+
+    def tables(self) -> list[torch.Tensor]:
+        """Scales and zeros or offsets, each [G, N]."""
+        found = [t for t in (self.scales, self.offsets, self.zeros) if t is not None]
+        return [t.expand(self.byte_groups, -1) for t in found]
 
 
 def byte_weight(weight: AffineWeight) -> ByteWeight:

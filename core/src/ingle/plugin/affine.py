@@ -143,21 +143,22 @@ class AffineWeight(LinearWeight):
         """
         codes = self.unpacked_codes(start, stop).to(torch.float32)
         columns = slice(start, stop)
+        is_equal = self.has_equal_groups
+        grouped = codes.view(codes.shape[0], self.num_groups, -1) if is_equal else codes
+        scales = self._per_input(self.scales[:, columns])
         if self.offsets is not None:
-            scaled = codes.mul_(self._per_input(self.scales[:, columns]))
-            return scaled.add_(self._per_input(self.offsets[:, columns]))
-        if self.zeros is None:
-            codes.sub_(float(1 << (self.bits - 1)))
+            grouped.mul_(scales).add_(self._per_input(self.offsets[:, columns]))
+        elif self.zeros is None:
+            grouped.sub_(float(1 << (self.bits - 1))).mul_(scales)
         else:
-            codes.sub_(self._per_input(self.zeros[:, columns]))
-        return codes.mul_(self._per_input(self.scales[:, columns]))
+            grouped.sub_(self._per_input(self.zeros[:, columns])).mul_(scales)
+        return codes
 
     def _per_input(self, per_group: torch.Tensor) -> torch.Tensor:
-        """[G, rows] spread over the inputs: float32 [rows, K], or [rows, 1] for one group."""
+        """[G, rows] in float32 as it goes with codes: [rows, G, 1] for equal groups, whose codes
+        are [rows, G, K / G], else spread over the inputs, [rows, K]."""
         rows = per_group.T.to(torch.float32)
-        if self.num_groups == 1 and self.group_offsets is None:
-            return rows
-        return rows.index_select(1, self.group_ids())
+        return rows.unsqueeze(2) if self.has_equal_groups else rows[:, self.group_ids()]
 
     def dequantize(self) -> torch.Tensor:
         """The weight as float32 [N, K], in the original input order, ``input_scale`` included."""

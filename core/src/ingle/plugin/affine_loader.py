@@ -182,13 +182,13 @@ class AffineLoader(WeightLoader):
         )
 
     def row_product_bytes(self, name: str) -> int | None:
-        """For 8 bits, and 4 in whole blocks of outputs: what is not codes, once or twice."""
+        """For 8 bits, and 4 in whole blocks of outputs: what is not codes."""
         linear = self._find(name)
         is_whole = linear.bits == 4 and linear.out_features % _OUTPUT_BLOCK == 0
         if linear.bits != 8 and not is_whole:
             return None
         codes = linear.out_features * linear.in_features * linear.bits // 8
-        return max(0, self.packed_bytes(name) - codes) * (2 if linear.bits == 4 else 1)
+        return max(0, self.packed_bytes(name) - codes)
 
     def can_shard(self, spec: LinearSpec) -> Support:
         """Always: an affine weight is cut after it is read, along either axis."""

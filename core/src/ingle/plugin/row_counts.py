@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 MIN_FLOAT32_ROWS = 8
-"""Fewer rows in float32 are filled up to these. Of a few rows MKL sums each in one long chain, which
-loses digits, and a row then gives other bits alone than among others."""
+"""Fewer rows in float32 are filled up to these. Of a few rows MKL sums each in one long chain,
+which loses digits, and a row then gives other bits alone than among others."""
 
 
 def padded_rows(rows: int) -> int:
