@@ -138,7 +138,7 @@ def logits(runner: ModelRunner, *shares: ScheduledRequest) -> torch.Tensor:
 
 
 def runs(runner: ModelRunner) -> list[torch.Tensor]:
-    """A prompt in two chunks, and three sequences at once, one of which decodes."""
+    """A prompt in two chunks, three sequences at once, one of which decodes, and two that do."""
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(128, (190,), generator=generator).tolist()
     first = logits(runner, share("a", tokens[:83], 0, 1))
@@ -149,7 +149,8 @@ def runs(runner: ModelRunner) -> list[torch.Tensor]:
         share("a", tokens[:171], 170, 1),
         share("c", tokens[100:105], 0, 25),
     )
-    return [first, second, mixed]
+    both = logits(runner, share("a", tokens[:172], 171, 1), share("c", tokens[100:106], 5, 25))
+    return [first, second, mixed, both]
 
 
 @pytest.mark.parametrize("name", FAMILIES)

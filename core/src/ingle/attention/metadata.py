@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -57,12 +57,14 @@ class ForwardBatch:
         positions: int64 [T].
         slot_mapping: int64 [T]: where each token's keys and values go.
         spans: One per sequence, in row order.
+        made: What attention makes of the spans once for all layers, by a name of its choosing.
     """
 
     token_ids: torch.Tensor
     positions: torch.Tensor
     slot_mapping: torch.Tensor
     spans: tuple[SequenceSpan, ...]
+    made: dict[str, object] = field(default_factory=dict, compare=False, repr=False)
 
 
 def consecutive_start(blocks: Sequence[int], num_used: int) -> int | None:

@@ -12,8 +12,9 @@ from ingle.attention.joined import JOINED
 from ingle.attention.layer_cache import LayerCache, turned
 from ingle.attention.metadata import ForwardBatch, SequenceSpan
 from ingle.attention.prompt_products import PromptProducts
+from ingle.attention.row_attention import RowAttention, RowTable, is_plain, plain_tensors
 from ingle.attention.softcapped import SoftcappedAttention
-from ingle.plugin.compiled_function import CompiledFunction
+from ingle.plugin.compiled_function import MIN_SIZE, CompiledFunction
 
 WINDOW_TILE = 256
 """Rows that share a mask in windowed prefill: the mask stays below 256 x (256 + window)."""
@@ -72,6 +73,8 @@ class PagedCPUAttention:
         scale: Factor on the logits.
         window: Tokens a row attends to at most, itself included; None is all before it.
         softcap: Bound of the scaled logits; None leaves them.
+        rows: Serves steps of one token for each of several sequences, once it is compiled, where
+            the cache is stored as it is; None: sequences go one after another.
 
     Attributes:
         joined: Joins two calls of a chunk; core may compile it for bfloat16.
@@ -82,8 +85,13 @@ class PagedCPUAttention:
     writer: None = None
 
     def __init__(
-        self, scale: float, window: int | None = None, softcap: float | None = None
+        self,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        rows: RowAttention | None = None,
     ) -> None:
+        self.rows = rows
         self.scale = scale
         self.window = window
         self.softcap = softcap
@@ -94,10 +102,33 @@ class PagedCPUAttention:
     def __call__(self, query: torch.Tensor, cache: LayerCache, batch: ForwardBatch) -> torch.Tensor:
         """``query`` [T, Q, D] over what ``cache`` holds: [T, Q * D]; rows past the last span may
         hold anything finite."""
+        if self.rows is not None and self._is_rows(query, cache, batch):
+            return self._all_rows(self.rows, query, cache, batch)
         *others, last = batch.spans
         parts = [self._one(query[one.start : one.stop], cache, one) for one in others]
         parts.append(self._padded(query[last.start :] if others else query, cache, last))
         return torch.cat(parts) if others else parts[0]
+
+    def _is_rows(self, query: torch.Tensor, cache: LayerCache, batch: ForwardBatch) -> bool:
+        """Whether a single call serves the batch."""
+        if self.rows is None or not self.rows.function.is_compiled or len(batch.spans) < MIN_SIZE:
+            return False
+        longest = max(span.seq_len for span in batch.spans)
+        is_whole = self.window is None or self.window >= longest
+        are_single = all(span.num_new == 1 for span in batch.spans)
+        return is_whole and are_single and query.dtype is torch.bfloat16 and is_plain(cache)
+
+    def _all_rows(
+        self, rows: RowAttention, query: torch.Tensor, cache: LayerCache, batch: ForwardBatch
+    ) -> torch.Tensor:
+        table = batch.made.get(RowTable.name)
+        if not isinstance(table, RowTable):
+            table = RowTable(batch.spans, cache.k_store.geometry.block_size)
+            batch.made[RowTable.name] = table
+        keys, values = plain_tensors(cache)
+        num_rows = len(batch.spans)
+        out = rows(query[:num_rows], keys, values, table)
+        return out if num_rows == query.shape[0] else pad(out, (0, 0, 0, query.shape[0] - num_rows))
 
     def _padded(self, query: torch.Tensor, cache: LayerCache, span: SequenceSpan) -> torch.Tensor:
         """``_one`` with rows behind those of ``span``."""

@@ -12,6 +12,7 @@ import torch
 from ingle.attention.gathered import GatheredAttention
 from ingle.attention.paged_cpu import PagedCPUAttention
 from ingle.attention.reference import ReferenceAttention
+from ingle.attention.row_attention import RowAttention
 from ingle.model.decoder import AttentionBackend
 from ingle.plugin import DeviceInfo, KVCacheFormat, KVCacheGeometry
 
@@ -62,7 +63,8 @@ class AttentionNeeds:
 def choose_attention(needs: AttentionNeeds) -> BackendMaker:
     """The fastest attention that is right here; on CUDA, a warning when that is not Triton's."""
     if needs.device.type == "cpu":
-        return lambda window: PagedCPUAttention(needs.scale, window, needs.softcap)
+        rows = _row_attention(needs)
+        return lambda window: PagedCPUAttention(needs.scale, window, needs.softcap, rows)
     reason = _unfit(needs)
     if not reason:
         from ingle.engine.attention_trial import paged_attention
@@ -75,6 +77,16 @@ def choose_attention(needs: AttentionNeeds) -> BackendMaker:
     if needs.softcap is not None:
         return lambda window: ReferenceAttention(needs.scale, window, needs.softcap)
     return lambda window: GatheredAttention(needs.scale, window, has_flash=needs.has_flash)
+
+
+def _row_attention(needs: AttentionNeeds) -> RowAttention | None:
+    """What serves several sequences at once on a CPU, one for all layers."""
+    geometry = needs.geometry[0]
+    groups, rest = divmod(needs.num_heads, geometry.num_kv_heads)
+    sizes = {one.head_dim for one in needs.geometry}
+    if needs.dtype is not torch.bfloat16 or needs.softcap is not None or rest or len(sizes) > 1:
+        return None
+    return RowAttention(needs.scale, groups, geometry.head_dim)
 
 
 def _unfit(needs: AttentionNeeds) -> str:

@@ -23,5 +23,6 @@ def _functions(piece: object) -> tuple[CompiledFunction, ...]:
     if isinstance(piece, PromptGate | PromptTurn):
         return (piece.function,)
     if isinstance(piece, PagedCPUAttention) and piece.softcap is None:
-        return (piece.joined, piece.products.function)
+        rows = () if piece.rows is None else (piece.rows.function,)
+        return (piece.joined, piece.products.function, *rows)
     return ()
