@@ -24,6 +24,7 @@ from triton.runtime.jit import JITFunction
 
 from ingle.config import EngineConfig
 from ingle.engine.engine import build_engine_core
+from ingle.engine.launch_tuning import tune_launches
 from ingle.engine.model_runner import ModelRunner
 from ingle.engine.step import ScheduledRequest
 from ingle.errors import ConfigError
@@ -75,6 +76,21 @@ class Compiled:
     seconds: float = field(default=0.0)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exercise:
+    """What is launched, so that it is compiled.
+
+    Attributes:
+        batches: Sequences decoded together.
+        prompt: Tokens of a prompt, more than decode kernels take rows.
+        every_launch: Whether also what measuring on the card will launch.
+    """
+
+    batches: Sequence[int]
+    prompt: int
+    every_launch: bool = False
+
+
 def find_card(asked: str) -> DeviceInfo:
     """The card that ``asked`` names: a name of ``COMPUTE``, or ``sm_89:128``, an architecture and a
     number of multiprocessors.
@@ -101,15 +117,13 @@ def find_card(asked: str) -> DeviceInfo:
     )
 
 
-def compile_for(
-    config: EngineConfig, card: DeviceInfo, batches: Sequence[int], prompt: int
-) -> Compiled:
+def compile_for(config: EngineConfig, card: DeviceInfo, exercise: Exercise) -> Compiled:
     """Compiles what a model's engine launches on ``card``.
 
     Args:
         config: The model and its options.
-        batches: Sequences decoded together.
-        prompt: Tokens of a prompt, more than decode kernels take rows.
+        card: From ``find_card``.
+        exercise: What is launched.
 
     Raises:
         ConfigError, CheckpointError, PluginError, CapacityError: Why it cannot be loaded.
@@ -120,11 +134,14 @@ def compile_for(
     )  # fmt: skip
     found = Compiled()
     with pretending(card, found):
-        runner = build_engine_core(quiet, device=card).runner
+        core = build_engine_core(quiet, device=card)
+        runner = core.runner
         assert isinstance(runner, ModelRunner)
-        for rows in batches:
+        for rows in exercise.batches:
             _exercise(runner, rows, 1)
-        _exercise(runner, 1, prompt)
+        _exercise(runner, 1, exercise.prompt)
+        if exercise.every_launch:
+            tune_launches(core, card)
     return found
 
 

@@ -26,6 +26,8 @@ MAX_ROWS = 32
 MAX_TILES = 1 << 14
 COUNTER_BYTES = 1 << 16
 """Size of the counter region at the start of a workspace; the same as core's kernels use."""
+_MOST_AT_ONCE = tl.constexpr(8192)
+"""Partial sums that a program reads before it adds them: more do not fit a warp's registers."""
 
 
 def _half_twice(value: float) -> str:
@@ -248,9 +250,15 @@ def _finish(
         total = acc
         if SPLITS > 1:
             total = tl.zeros_like(acc)
-            for i in tl.static_range(SPLITS):
-                part = partials + i * M * N + offsets
-                total += tl.load(part, mask=mask, other=0.0, cache_modifier=".cg")
+            ONE: tl.constexpr = rn.shape[0] * rm.shape[0]
+            if SPLITS * ONE <= _MOST_AT_ONCE:
+                for i in tl.static_range(SPLITS):
+                    part = partials + i * M * N + offsets
+                    total += tl.load(part, mask=mask, other=0.0, cache_modifier=".cg")
+            else:
+                for i in tl.range(0, SPLITS, loop_unroll_factor=_MOST_AT_ONCE // ONE):
+                    part = partials + i * M * N + offsets
+                    total += tl.load(part, mask=mask, other=0.0, cache_modifier=".cg")
             tl.atomic_xchg(counters + tile, 0, sem="relaxed")
         if HAS_RESIDUAL:
             total += tl.load(residual + offsets, mask=mask, other=0.0).to(tl.float32)
