@@ -334,7 +334,7 @@ def tuned_products() -> Iterator[Variant]:
     """Every product that a tuner may choose, with every tile of rows, split most ways."""
     rows, types = (8, 16, 32), (False, True)
     for block, bm, group, bf16 in itertools.product(W4_BLOCKS, rows, (32, 64, 128), types):
-        if block == 64 and bm == 32:
+        if block == 64 and bm > 8:
             continue  # the launcher makes two programs of it
         prefetch = group == 128 and bm <= 16
         for ahead in sorted({prefetch, False}):
@@ -353,6 +353,8 @@ def tuned_products() -> Iterator[Variant]:
     for block, bm, kinds, bf16 in itertools.product(
         EXL2_BLOCKS, rows, (((2, 64), (3, 64)), mixed), types
     ):
+        if block == 16 and bm == 32:
+            continue  # the launcher makes one program of two
         name = f"block {block}, {bm} rows, {len(kinds)} kinds, bf16 {bf16}"
         yield exl2(name, 99, kinds, BN=block, BM=bm, BF16=bf16, SPLITS=max(EXL2_SPLITS))
 

@@ -112,7 +112,7 @@ def test_every_launch_that_measuring_on_the_card_tries_is_compiled(
         numbers.append(int(capsys.readouterr().out.split()[0]))
         forget()
     assert numbers[0] > 8
-    assert numbers[1] >= 20  # for attention alone there are 3 tiles, each with several splits
+    assert numbers[1] >= 10  # for attention alone there are 3 tiles, each with 32 and 64 splits
     assert numbers[2] == 0
     assert not list((tmp_path / "cache" / "launches").rglob("*"))  # nothing was measured
 

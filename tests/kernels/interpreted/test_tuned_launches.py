@@ -68,7 +68,7 @@ def test_every_launch_of_a_4_bit_product_is_measured_and_right(
     again = W4CudaKernel(CARD).prepare(affine(128, 1024, group))
     assert isinstance(again, W4CudaWeight)
     assert (again.config.block_n, again.config.splits) == (64, 2)
-    for rows in (1, 20):  # of 20 rows, 64 features become two programs
+    for rows in (1, 9):  # of more than 8 rows, 64 features become two programs
         x = torch.randn(rows, 1024).to(dtype)
         wanted = x.float() @ weight.dequantize().T
         assert relative_error(matmul(kernel, again, x).float(), wanted) < 4e-3

@@ -101,7 +101,7 @@ class W4Config:
 
     Attributes:
         block_n: Output features per program (one warp): 16, 32 or 64, which is 32 for more than
-            16 rows.
+            8 rows.
         splits: Programs that share a tile along K.
         prefetch: Load the next chunk's weights before computing on this one's.
         num_stages: Triton's: 1 keeps loads in registers, more stages activations (and, without
@@ -368,8 +368,8 @@ def matmul_w4(
     if x.stride(1) != 1 or x.stride(0) % 8 or x.data_ptr() % 16:
         x = x.contiguous()  # the kernel loads 16 bytes at a time
     padded_n, _ = packed.padded
-    # 64 features times 32 rows do not fit a warp's registers
-    block_n = min(config.block_n, 32) if rows > 16 else config.block_n
+    # 64 features times 16 rows do not always fit a warp's registers
+    block_n = min(config.block_n, 32) if rows > 8 else config.block_n
     grid = (padded_n // block_n, config.splits)
     counters, partials = out, out  # never touched without a split
     if config.splits > 1:

@@ -83,7 +83,8 @@ class Exl2Config:
     """How one product is launched; the split along K is the weight's own (``plan_splits``).
 
     Attributes:
-        block_n: Output features per program (one warp): 16, 32 or 64.
+        block_n: Output features per program (one warp): 16, which is 32 for more than 16 rows,
+            32 or 64.
         num_stages: Triton's: 1 keeps loads in registers, more go through shared memory with
             cp.async (12 to 25 KB a program, so few programs fit an SM).
     """
@@ -327,7 +328,9 @@ def matmul_exl2(
     if x.stride(1) != 1 or x.stride(0) % 8 or x.data_ptr() % 16:
         x = x.contiguous()  # the kernel loads 16 bytes at a time
     tiles, blocks = packed.words.shape[:2]
-    grid = (tiles * 16 // config.block_n, packed.splits)
+    # 16 features times 32 rows of many kinds do not fit a warp's registers; 32 features do
+    block_n = max(config.block_n, 32) if rows > 16 else config.block_n
+    grid = (tiles * 16 // block_n, packed.splits)
     counters, partials = out, out  # never touched without a split
     if packed.splits > 1:
         needed = exl2_workspace_bytes(packed, rows)
@@ -336,7 +339,7 @@ def matmul_exl2(
         x, packed.words, packed.scale_codes, packed.group_scale, packed.work,
         out, residual, partials, counters, rows,
         N=packed.out_features, NP=tiles * 16, BLOCKS=blocks, KINDS=kinds(packed.sections),
-        X_STRIDE=x.stride(0), BN=config.block_n, BM=max(8, triton.next_power_of_2(rows)),
+        X_STRIDE=x.stride(0), BN=block_n, BM=max(8, triton.next_power_of_2(rows)),
         SPLITS=packed.splits, HAS_RESIDUAL=residual is not None, BF16=x.dtype == torch.bfloat16,
         ASM=x.is_cuda and torch.version.cuda is not None, num_warps=1, num_stages=config.num_stages,
     )  # fmt: skip
