@@ -115,6 +115,23 @@ def test_an_engine_on_a_card_runs_ahead_and_says_so(
     assert ahead.stats().decode_steps_total["ahead"] >= 3
 
 
+def test_a_small_models_guesses_are_its_own_steps(
+    checkpoint: Path,
+    core: EngineCore,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    guessing = open_on_card(checkpoint, monkeypatch, speculative_model=str(checkpoint))
+    assert guessing.draft is not None
+    assert guessing.draft.ahead is not None
+    step = guessing.draft.ahead.step
+    assert isinstance(step, GraphStep)
+    assert run_requests(guessing) == run_requests(core)
+    assert (
+        guessing.stats().num_accepted_tokens_total >= 2
+    )  # all that the greedy request has room for
+    assert step._num_steps >= 2
+
+
 @pytest.mark.slow
 def test_random_numbers_come_ahead_faults_are_marked_and_refusals_named(
     core: EngineCore, monkeypatch: pytest.MonkeyPatch
