@@ -24,6 +24,7 @@ from triton.runtime.jit import JITFunction
 
 from ingle.config import EngineConfig
 from ingle.engine.engine import build_engine_core
+from ingle.engine.engine_core import EngineCore
 from ingle.engine.launch_tuning import tune_launches
 from ingle.engine.model_runner import ModelRunner
 from ingle.engine.step import ScheduledRequest
@@ -135,11 +136,9 @@ def compile_for(config: EngineConfig, card: DeviceInfo, exercise: Exercise) -> C
     found = Compiled()
     with pretending(card, found):
         core = build_engine_core(quiet, device=card)
-        runner = core.runner
-        assert isinstance(runner, ModelRunner)
-        for rows in exercise.batches:
-            _exercise(runner, rows, 1)
-        _exercise(runner, 1, exercise.prompt)
+        _exercise_all(core, exercise.batches, exercise.prompt)
+        if core.draft is not None:
+            _exercise_all(core.draft, [1], exercise.prompt)
         if exercise.every_launch:
             tune_launches(core, card)
     return found
@@ -212,6 +211,15 @@ class _OnCard(TorchFunctionMode):
         if func == torch.Tensor.is_cuda.__get__:  # type: ignore[attr-defined]
             return True
         return func(*args, **(kwargs or {}))
+
+
+def _exercise_all(core: EngineCore, batches: Sequence[int], prompt: int) -> None:
+    """Launches what steps of so many sequences, and a prompt of so many tokens, launch."""
+    runner = core.runner
+    assert isinstance(runner, ModelRunner)
+    for num_sequences in batches:
+        _exercise(runner, num_sequences, 1)
+    _exercise(runner, 1, prompt)
 
 
 def _exercise(runner: ModelRunner, num_sequences: int, num_new: int) -> None:

@@ -16,7 +16,8 @@ from ingle.plugin import DeviceInfo
 
 def tune_launches(core: EngineCore, device: DeviceInfo) -> list[str]:
     """What was found, a line for each kind of weight, and for each number of sequences that
-    attention was measured with. On a card that is absent each launch is compiled instead.
+    attention was measured with; of a small model that guesses too. On a card that is absent each
+    launch is compiled instead.
 
     Args:
         core: The engine, which runs nothing meanwhile.
@@ -29,4 +30,4 @@ def tune_launches(core: EngineCore, device: DeviceInfo) -> list[str]:
             from ingle.engine.attention_tuning import tune_attention
 
             lines += tune_attention(core, device, dtype)
-    return lines
+    return lines if core.draft is None else lines + tune_launches(core.draft, device)
