@@ -12,19 +12,16 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from ingle.plugin.cache_folder import default_cache_folder
 from ingle.plugin.device import DeviceInfo
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 LAUNCHES = 20
 """Launches in a graph that is timed, at least."""
@@ -32,7 +29,7 @@ REPLAYS = 5
 TOLERANCE = 0.01
 """Relative error of a launch against the default one, in 16 bit; they sum in other orders."""
 
-Launch = TypeVar("Launch", bound="DataclassInstance")
+Launch = TypeVar("Launch", bound=Hashable)
 """How a kernel may be launched: a frozen dataclass of numbers."""
 
 
@@ -59,7 +56,7 @@ class TunedLaunches:
         if not isinstance(found, dict):
             return None
         found = {name: value for name, value in found.items() if name != "us"}
-        return next((choice for choice in choices if asdict(choice) == found), None)
+        return next((choice for choice in choices if _numbers(choice) == found), None)
 
     def add(self, key: str, choice: Launch, seconds: float) -> None:
         """Keeps a measurement; other processes' are kept too, and the file is replaced at once.
@@ -67,7 +64,7 @@ class TunedLaunches:
         Raises:
             OSError: When it cannot be written.
         """
-        entries = self._read() | {key: {**asdict(choice), "us": seconds * 1e6}}
+        entries = self._read() | {key: {**_numbers(choice), "us": seconds * 1e6}}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=self.path.name)
         with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -105,6 +102,11 @@ class TunedLaunches:
         except (OSError, ValueError):
             return {}
         return found if isinstance(found, dict) else {}
+
+
+def _numbers(launch: Hashable) -> dict[str, Any]:
+    values: Any = launch
+    return asdict(values)
 
 
 def _triton_version() -> str:
