@@ -40,6 +40,7 @@ from ingle.testing.triton_compile import (
 )
 from ingle_kv_fp8.triton_io import read_e4m3, read_e5m2
 from ingle_quant_exl2.kernel import exl2_decode_kernel
+from ingle_quant_exl2.kernel import most_registers as most_registers_exl2
 from ingle_quant_exl2.tiles import decode_exl2
 from ingle_quant_exl2.tuning import BLOCKS as EXL2_BLOCKS
 from ingle_quant_exl2.tuning import SPLITS as EXL2_SPLITS
@@ -155,6 +156,7 @@ def exl2(name: str, budget: float, kinds: tuple[tuple[int, int], ...], **changes
         num_stages=1,
         items_per_lane=constants["BN"] * 256 / 32,
         budget=budget,
+        max_registers=most_registers_exl2(len(kinds), constants["BM"]),
     )
 
 
@@ -351,7 +353,7 @@ def tuned_products() -> Iterator[Variant]:
             )
     mixed = tuple((bits, 32) for bits in (2, 3, 4, 5, 6, 8))
     for block, bm, kinds, bf16 in itertools.product(
-        EXL2_BLOCKS, rows, (((2, 64), (3, 64)), mixed), types
+        EXL2_BLOCKS, rows, (((8, 128), (4, 128), (3, 32)), mixed), types
     ):
         if block == 16 and bm == 32:
             continue  # the launcher makes one program of two

@@ -24,6 +24,8 @@ from ingle_quant_exl2.planes import PLANES, PackedExl2, dequantize_exl2, kinds
 
 MAX_ROWS = 32
 MAX_TILES = 1 << 14
+FEW_KINDS = 3
+"""Pairs of width and group size in a matrix, of which the assembler makes a kernel by itself."""
 COUNTER_BYTES = 1 << 16
 """Size of the counter region at the start of a workspace; the same as core's kernels use."""
 _MOST_AT_ONCE = tl.constexpr(8192)
@@ -98,6 +100,13 @@ def default_splits(packed: PackedExl2, num_sms: int = 128) -> int:
     tiles = packed.words.shape[0] // 2
     chunks = sum(s.chunks for s in packed.sections)
     return max(len(packed.sections), min(16, 16 * num_sms // max(1, tiles), chunks))
+
+
+def most_registers(num_kinds: int, rows: int) -> int | None:
+    """A thread's registers to ask the assembler for, or None for its own choice: left to itself it
+    holds a kernel of many kinds for up to 8 rows to 96 or 128 and spills a few; asked for all in
+    one for more rows it spills."""
+    return 255 if num_kinds > FEW_KINDS and rows <= 8 else None
 
 
 def exl2_workspace_bytes(packed: PackedExl2, rows: int) -> int:
@@ -335,12 +344,14 @@ def matmul_exl2(
     if packed.splits > 1:
         needed = exl2_workspace_bytes(packed, rows)
         counters, partials = _workspace_views(workspace, needed, grid[0])
+    kinds_of = kinds(packed.sections)
     exl2_decode_kernel[grid](
         x, packed.words, packed.scale_codes, packed.group_scale, packed.work,
         out, residual, partials, counters, rows,
-        N=packed.out_features, NP=tiles * 16, BLOCKS=blocks, KINDS=kinds(packed.sections),
+        N=packed.out_features, NP=tiles * 16, BLOCKS=blocks, KINDS=kinds_of,
         X_STRIDE=x.stride(0), BN=block_n, BM=max(8, triton.next_power_of_2(rows)),
         SPLITS=packed.splits, HAS_RESIDUAL=residual is not None, BF16=x.dtype == torch.bfloat16,
         ASM=x.is_cuda and torch.version.cuda is not None, num_warps=1, num_stages=config.num_stages,
+        maxnreg=most_registers(len(kinds_of), rows),
     )  # fmt: skip
     return out
