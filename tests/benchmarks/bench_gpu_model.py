@@ -15,6 +15,7 @@ import bench_gpu_weights as weights
 import torch
 from bench_gpu_timing import Bench, Row
 
+from ingle.attention.decode_launches import DecodeLaunches
 from ingle.attention.decode_rows import StepPlanner
 from ingle.attention.layer_cache import LayerCache
 from ingle.attention.metadata import ForwardBatch, SequenceSpan
@@ -131,7 +132,8 @@ def build(
     """A decoder of ``shape``; ``make(layer, n, k)`` gives a packed weight."""
     device = bench.device
     backend: Any = PagedCUDAAttention(
-        Softmax(scale=HEAD_DIM**-0.5), PagedScratch(StepPlanner(PAGE), bench.num_sms)
+        Softmax(scale=HEAD_DIM**-0.5),
+        PagedScratch(StepPlanner(PAGE), DecodeLaunches(num_sms=bench.num_sms)),
     )
     ones = torch.ones(shape.hidden, dtype=torch.float16, device=device)
     heads = HeadShape(num_heads=shape.heads, num_kv_heads=shape.kv_heads, head_dim=HEAD_DIM)

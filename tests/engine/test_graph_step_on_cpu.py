@@ -3,14 +3,19 @@ ahead gives token for token what the same engine gives without."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from ingle.attention.metadata import ForwardBatch, SequenceSpan, consecutive_start
 from ingle.config import EngineConfig
+from ingle.engine.device_guess import MOST_GIVEN, DeviceGuesses
+from ingle.engine.device_step import RowStart
+from ingle.engine.draft_start import draft_model
 from ingle.engine.engine import build_engine_core
 from ingle.engine.engine_core import EngineCore
 from ingle.engine.graph_start import begin_running_ahead
@@ -223,6 +228,120 @@ def test_guesses_take_turns_with_steps_begun_ahead(plain: EngineCore, tiny_llama
     assert stats.num_drafts_total > 3
     assert stats.decode_steps_total[DRAFTS] > 3
     assert stats.decode_steps_total[AHEAD] > 3
+
+
+def guess_on_device(core: EngineCore) -> CPUStep:
+    """Lets the small model of ``core`` guess by steps of its own device."""
+    assert core.draft is not None
+    assert core.tokenizer is not None
+    assert core.scheduler.speculation is not None
+    ahead = begin_ahead(core.draft, num_rows=2)
+    guesser = draft_model(core.draft, "small", core.tokenizer, core.info.vocab_size)
+    core.scheduler.speculation.drafter = guesser.drafter
+    assert isinstance(ahead.step, CPUStep)
+    return ahead.step
+
+
+@pytest.fixture
+def small_llama(tiny_llama: Path, tmp_path: Path) -> Path:
+    """The same model with some noise on its weights: a guesser that is right now and then."""
+    tensors = load_file(tiny_llama / "model.safetensors")
+    torch.manual_seed(1)
+    noisy = {
+        name: tensor + 0.1 * tensor.std().nan_to_num() * torch.randn_like(tensor)
+        for name, tensor in tensors.items()
+    }
+    folder = tmp_path / "small"
+    folder.mkdir()
+    for path in tiny_llama.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    save_file(noisy, folder / "model.safetensors")
+    return folder
+
+
+def test_a_small_model_guesses_by_steps_of_its_own(
+    plain: EngineCore, tiny_llama: Path, small_llama: Path
+) -> None:
+    core, waiting = (open_core(tiny_llama, speculative_model=str(small_llama)) for _ in range(2))
+    step = guess_on_device(core)
+    asked = {
+        "a": params_of(max_tokens=60),
+        "b": params_of(max_tokens=50, **SAMPLED),
+        "c": params_of(max_tokens=60, top_p=0.9, seed=3, temperature=0.4),
+    }
+    wanted = told(answers(plain, asked))
+    assert told(answers(core, asked, spread=5)) == wanted
+    assert told(answers(waiting, asked, spread=5)) == wanted
+    on_device, by_host = core.stats(), waiting.stats()
+    assert on_device.num_draft_tokens_total == by_host.num_draft_tokens_total > 50
+    assert on_device.num_accepted_tokens_total == by_host.num_accepted_tokens_total > 20
+    assert step._num_steps > 50
+    assert core.draft is not None
+    assert core.draft.scheduler.blocks.usage == 0
+
+
+@pytest.mark.parametrize("length", [1, MOST_GIVEN, MOST_GIVEN + 1, 30])
+def test_all_guesses_are_enqueued_before_one_is_read(
+    tiny_llama: Path, small_llama: Path, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = open_core(tiny_llama, speculative_model=str(small_llama))
+    step = guess_on_device(core)
+    assert core.draft is not None
+    assert core.draft.ahead is not None
+    runner = core.draft.ahead.runner
+    told_by: list[str] = []
+    for owner, name in ((step, "run"), (step, "tokens"), (runner, "execute")):
+        real = getattr(owner, name)
+
+        def noted(*args: Any, real: Any = real, name: str = name) -> Any:
+            told_by.append(name)
+            return real(*args)
+
+        monkeypatch.setattr(owner, name, noted)
+    assert core.scheduler.speculation is not None
+    drafter = core.scheduler.speculation.drafter()
+    found = drafter.propose([*range(40, 40 + length)], 6)
+    assert len(found) == 4
+    is_short = length <= MOST_GIVEN
+    num_steps = length + 3 if is_short else 3
+    wanted = [] if is_short else ["execute"]
+    assert told_by == wanted + ["run"] * num_steps + ["tokens"] * (4 if is_short else 3)
+    drafter.close()
+    alone = open_core(small_llama)
+    alone.add_request("one", [*range(40, 40 + length)], params_of(max_tokens=4))
+    outputs = [output for _ in range(4) for output in alone.step()]
+    assert list(found) == [token for output in outputs for token in output.outputs[0].token_ids]
+
+
+@pytest.mark.parametrize(
+    ("drawn", "left"), [([5, 9, 3], [5, 9, 3]), ([5, -1, 3], [5]), ([-1] * 3, [])]
+)
+def test_guesses_end_where_logits_are_not_finite(drawn: list[int], left: list[int]) -> None:
+    class Step:
+        num_rows = 1
+        placed: ClassVar[list[RowStart]] = []
+        num_run = 0
+
+        def place(self, row: int, start: RowStart) -> None:
+            self.placed.append(start)
+
+        def clear(self, row: int) -> None:
+            assert row == 0
+
+        def set_blocks(self, row: int, block_table: Sequence[int]) -> None:
+            raise AssertionError("a row's blocks are given when it is placed")
+
+        def run(self) -> int:
+            self.num_run += 1
+            return self.num_run - 1
+
+        def tokens(self, step: int) -> list[int]:
+            return [drawn[step - 1]]  # the first step was of a known token
+
+    step = Step()
+    assert DeviceGuesses(step=step).guess([7, 8], 30, [4, 5], 3) == left
+    assert [(start.token_id, start.position) for start in step.placed] == [(7, 30), (8, 31)]
+    assert step.num_run == 4
 
 
 CARD = DeviceInfo(type="cuda", capability=(8, 9), total_memory=24 << 30, name="a card")

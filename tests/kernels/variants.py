@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import gcd
 from typing import Any
 
 import triton.language as tl
 from figures import ALLOWED, figure_of
 
+from ingle.attention.decode_launches import tiles as tiles_of_decode
 from ingle.attention.paged_kernel import paged_attention_kernel
 from ingle.attention.paged_triton import (
     Softmax,
@@ -27,6 +28,8 @@ from ingle.builtin.affine_triton import w4_decode_kernel
 from ingle.builtin.kv_int_triton import read_int4, read_int8
 from ingle.builtin.kv_native_triton import read_native
 from ingle.builtin.tile_triton import MOST_REGISTERS, tile_kernel
+from ingle.builtin.w4_tuning import BLOCKS as W4_BLOCKS
+from ingle.builtin.w4_tuning import SPLITS as W4_SPLITS
 from ingle.plugin.affine_decode import decode_affine
 from ingle.testing.triton_compile import (
     ARCHITECTURES,
@@ -37,7 +40,10 @@ from ingle.testing.triton_compile import (
 )
 from ingle_kv_fp8.triton_io import read_e4m3, read_e5m2
 from ingle_quant_exl2.kernel import exl2_decode_kernel
+from ingle_quant_exl2.kernel import most_registers as most_registers_exl2
 from ingle_quant_exl2.tiles import decode_exl2
+from ingle_quant_exl2.tuning import BLOCKS as EXL2_BLOCKS
+from ingle_quant_exl2.tuning import SPLITS as EXL2_SPLITS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +156,7 @@ def exl2(name: str, budget: float, kinds: tuple[tuple[int, int], ...], **changes
         num_stages=1,
         items_per_lane=constants["BN"] * 256 / 32,
         budget=budget,
+        max_registers=most_registers_exl2(len(kinds), constants["BM"]),
     )
 
 
@@ -173,14 +180,19 @@ def attention(
     *,
     prompt: bool = False,
     by_card: bool = False,
+    tile: tuple[int, int] | None = None,
     **changes: Any,
 ) -> Variant:
-    """32 query heads on 8, pages of 256, as the engine launches it; unless changed."""
+    """32 query heads on 8, pages of 256, as the engine launches it; unless changed. ``tile``:
+    tokens and warps of a decode step."""
     page = changes.get("PAGE", 256)
     config = decode_config(head_dim, 4, 8)
     if prompt:
         config = prompt_config(head_dim, page, is_large=form == "int4")
+    if tile is not None:
+        config = replace(config, block_tokens=tile[0], num_warps=tile[1])
     name = f"{form}, D {head_dim}, {dtype}" + (", prompt" if prompt else "")
+    name += "" if tile is None else f", tile {tile}"
     name += "".join(f", {key.lower()} {value}" for key, value in changes.items())
     k, k_read, k_meta = _side(form, head_dim, False, by_card, f"*{dtype}")
     v, v_read, v_meta = _side(form, head_dim, True, by_card, f"*{dtype}")
@@ -262,6 +274,7 @@ FULL = (
     w4("1-8 rows, no zeros", 2.1, HAS_ZEROS=False),
     w4("16 rows", 2.5, BM=16),
     w4("32 rows", 2.9, BM=32, PREFETCH=False),
+    w4("32 rows, 16 splits", 2.9, BM=32, PREFETCH=False, SPLITS=16),
     w4(
         "K 576, g64",
         2.6,
@@ -283,6 +296,7 @@ FULL = (
     attention(3.0, PAGE=16),
     exl2("4 bit, g128, bf16", 3.6, ((4, 128),), BF16=True),
     exl2("4 bit, g128, 16 rows", 2.4, ((4, 128),), BM=16),
+    exl2("4 bit, g128, 32 rows, 16 splits", 3.2, ((4, 128),), BM=32, SPLITS=16),
     exl2("8 + 4 + 3 bit", 3.1, ((3, 128), (4, 128), (8, 32))),
     tiles("4 bit", 60, "fp16"),
     tiles("4 bit", 60, "bf16"),
@@ -316,6 +330,52 @@ def every_attention(arch: int) -> tuple[Variant, ...]:
         )
         for dtype in (("fp16", "bf16")[number % 2],)
     )
+
+
+def tuned_products() -> Iterator[Variant]:
+    """Every product that a tuner may choose, with every tile of rows, split most ways."""
+    rows, types = (8, 16, 32), (False, True)
+    for block, bm, group, bf16 in itertools.product(W4_BLOCKS, rows, (32, 64, 128), types):
+        if block == 64 and bm > 8:
+            continue  # the launcher makes two programs of it
+        prefetch = group == 128 and bm <= 16
+        for ahead in sorted({prefetch, False}):
+            name = f"block {block}, {bm} rows, g{group}, bf16 {bf16}, prefetch {ahead}"
+            yield w4(
+                name,
+                99,
+                BN=block,
+                BM=bm,
+                GS=group,
+                BF16=bf16,
+                PREFETCH=ahead,
+                SPLITS=max(W4_SPLITS),
+            )
+    mixed = tuple((bits, 32) for bits in (2, 3, 4, 5, 6, 8))
+    for block, bm, kinds, bf16 in itertools.product(
+        EXL2_BLOCKS, rows, (((8, 128), (4, 128), (3, 32)), mixed), types
+    ):
+        if block == 16 and bm == 32:
+            continue  # the launcher makes one program of two
+        name = f"block {block}, {bm} rows, {len(kinds)} kinds, bf16 {bf16}"
+        yield exl2(name, 99, kinds, BN=block, BM=bm, BF16=bf16, SPLITS=max(EXL2_SPLITS))
+
+
+def tuned_attention(arch: int) -> Iterator[Variant]:
+    """Every tile that the tuner of decode steps may choose."""
+    forms = ("native", "e4m3", "e5m2", "int8", "int4")
+    for form, size, page in itertools.product(forms, (64, 80, 96, 112, 128), (256, 16)):
+        changes = {} if page == 256 else {"PAGE": page}
+        for number, (tokens, warps) in enumerate(tiles_of_decode(size)):
+            dtype = ("fp16", "bf16")[(number + size // 16) % 2]
+            yield attention(
+                99, form, size, dtype, by_card=arch >= 89, tile=(tokens, warps), **changes
+            )
+
+
+def tuned_variants(arch: int) -> tuple[Variant, ...]:
+    """All that a tuner may choose on ``arch``."""
+    return (*tuned_products(), *tuned_attention(arch))
 
 
 def cell(variant: Variant, report: CompileReport) -> str:

@@ -99,3 +99,41 @@ def test_a_model_is_compiled_once_with_everything_that_its_engine_chooses_on_the
     assert said[0].startswith(f"{number} kernels compiled for RTX 4090 in ")
     assert said[1].startswith("0 kernels compiled for RTX 4090 in ")
     assert f"; {number} were there." in said[1]
+
+
+@pytest.mark.slow
+def test_every_launch_that_measuring_on_the_card_tries_is_compiled(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = EngineConfig(model=str(checkpoint), dtype="float16", max_num_seqs=1)
+    numbers = []
+    for every_launch in (False, True, True):
+        compile_kernels(config, card="RTX 4090", every_launch=every_launch)
+        numbers.append(int(capsys.readouterr().out.split()[0]))
+        forget()
+    assert numbers[0] > 8
+    assert numbers[1] >= 10  # for attention alone there are 3 tiles, each with 32 and 64 splits
+    assert numbers[2] == 0
+    assert not list((tmp_path / "cache" / "launches").rglob("*"))  # nothing was measured
+
+
+@pytest.mark.slow
+def test_a_small_model_that_guesses_is_compiled_too(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    for path in checkpoint.iterdir():
+        (small / path.name).write_bytes(path.read_bytes())
+    options = {"dtype": "float16", "max_num_seqs": 1}
+    config = EngineConfig(model=str(checkpoint), speculative_model=str(small), **options)
+    compile_kernels(config, card="RTX 4090")
+    assert int(capsys.readouterr().out.split()[0]) > 8
+    forget()
+    compile_kernels(EngineConfig(model=str(small), **options), card="RTX 4090")
+    assert capsys.readouterr().out.startswith("0 kernels compiled for RTX 4090 in ")
+
+
+def test_every_launch_is_for_a_card_that_is_not_here() -> None:
+    with pytest.raises(ConfigError, match="--every-launch is for --card"):
+        compile_kernels(EngineConfig(model="demo"), every_launch=True)

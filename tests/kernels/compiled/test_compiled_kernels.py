@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from variants import Variant, cell, every_attention, full_variants, quick_variants
+from variants import (
+    Variant,
+    cell,
+    every_attention,
+    full_variants,
+    quick_variants,
+    tuned_variants,
+)
 
 from ingle.testing.triton_compile import ALIKE, ARCHITECTURES, CompileReport, retargeted
 
@@ -81,22 +89,36 @@ def test_what_the_assembler_would_spill_by_itself_it_does_not(name: str) -> None
     assert replace(variant, max_registers=None).compile(86).spill_bytes > 0
 
 
+def check_spills(every: Callable[[int], Sequence[Variant]], index: int) -> None:
+    """Compiles the variant of that place for every architecture."""
+    for archs in alike(every, index):
+        for report in every(archs[0])[index].compile_alike(archs):
+            name = every(archs[0])[index].name
+            assert report.spill_bytes == 0, (name, report.arch)
+            assert report.shared_bytes <= report.shared_limit_bytes, (name, report.arch)
+
+
+IS_FULL = bool(os.environ.get("INGLE_KERNELS_FULL"))
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(not os.environ.get("INGLE_KERNELS_FULL"), reason="make test-kernels-full")
+@pytest.mark.skipif(not IS_FULL, reason="make test-kernels-full")
 @pytest.mark.parametrize("index", range(len(every_attention(80))))
 def test_no_attention_kernel_spills(index: int) -> None:
-    for archs in alike(index):
-        variant = every_attention(archs[0])[index]
-        for report in variant.compile_alike(archs):
-            assert report.spill_bytes == 0, (variant.name, report.arch)
-            assert report.shared_bytes <= report.shared_limit_bytes, (variant.name, report.arch)
+    check_spills(every_attention, index)
 
 
-def alike(index: int) -> list[tuple[int, ...]]:
+@pytest.mark.slow
+@pytest.mark.parametrize("index", range(0, len(tuned_variants(80)), 1 if IS_FULL else 11))
+def test_no_launch_that_a_tuner_may_choose_spills(index: int) -> None:
+    check_spills(tuned_variants, index)
+
+
+def alike(every: Callable[[int], Sequence[Variant]], index: int) -> list[tuple[int, ...]]:
     """The architectures, those together that are given the same code."""
     groups: dict[str, tuple[int, ...]] = {}
     for arch in ARCHITECTURES:
-        constants = every_attention(arch)[index].constants
+        constants = every(arch)[index].constants
         key = str(constants) if arch in ALIKE else str(arch)
         groups[key] = (*groups.get(key, ()), arch)
     assert sum(map(len, groups.values())) == len(ARCHITECTURES)
@@ -106,7 +128,7 @@ def alike(index: int) -> list[tuple[int, ...]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("index", range(0, len(every_attention(80)), 53))
 def test_what_is_compiled_once_for_several_cards_is_the_same_code(index: int) -> None:
-    (archs, *_) = alike(index)
+    (archs, *_) = alike(every_attention, index)
     variant = every_attention(80)[index]
     first, *others = (variant.ptx(arch) for arch in archs)
     assert others

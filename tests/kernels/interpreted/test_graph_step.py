@@ -116,6 +116,30 @@ def test_an_engine_on_a_card_runs_ahead_and_says_so(
 
 
 @pytest.mark.slow
+def test_a_small_models_guesses_are_its_own_steps(
+    checkpoint: Path,
+    core: EngineCore,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    guessing = open_on_card(checkpoint, monkeypatch, speculative_model=str(checkpoint))
+    assert guessing.draft is not None
+    assert guessing.draft.ahead is not None
+    step = guessing.draft.ahead.step
+    assert isinstance(step, GraphStep)
+    found = []
+    for one in (guessing, core):
+        one.add_request("0", ROWS[0][0], replace(ROWS[0][1], max_tokens=9, ignore_eos=True))
+        outputs = []
+        while one.has_work():
+            outputs += one.step()
+        found.append([token for output in outputs for token in output.outputs[0].token_ids])
+    assert found[0] == found[1]
+    # Guesses of four tokens and of two, all right; the first of the four came with the prompt.
+    assert guessing.stats().num_accepted_tokens_total == 6
+    assert step._num_steps == 3 + 3
+
+
+@pytest.mark.slow
 def test_random_numbers_come_ahead_faults_are_marked_and_refusals_named(
     core: EngineCore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import torch
 
+from ingle.attention.decode_launches import DecodeLaunches
 from ingle.attention.decode_rows import StepPlanner
 from ingle.attention.layer_cache import LayerCache, turned
 from ingle.attention.metadata import ForwardBatch
 from ingle.attention.paged_triton import (
-    COUNTER_BYTES,
     PagedCache,
     PagedConfig,
     PagedRows,
     Softmax,
-    decode_config,
     paged_attention,
     paged_cache,
     prompt_config,
@@ -24,43 +23,19 @@ from ingle.attention.paged_triton import (
 )
 from ingle.attention.paged_write import rotate_and_write
 
-SPLITS = (1, 8, 32)
-"""Programs along a sequence, few choices because each is compiled. Too many cost little: those
-without tokens end at once."""
-PROGRAMS_PER_SM = 2
-"""Programs that keep a multiprocessor busy: four warps each, with most of its registers."""
-
 
 class PagedScratch:
     """What the layers share: the plan of the step, and workspace that grows when a batch does.
 
     Args:
         planner: Splits batches.
-        num_sms: Multiprocessors of the card.
+        launches: Of decode steps.
     """
 
-    def __init__(self, planner: StepPlanner, num_sms: int) -> None:
+    def __init__(self, planner: StepPlanner, launches: DecodeLaunches) -> None:
         self.planner = planner
-        self._num_sms = num_sms
+        self.launches = launches
         self._workspace: torch.Tensor | None = None
-
-    def config(self, programs: int, head_dim: int, group: int) -> PagedConfig:
-        """A decode launch that fills the card; ``programs``: sequences times key/value heads,
-        before a split; ``group``: query heads of each."""
-        return decode_config(head_dim, group, self._splits(programs))
-
-    def batch_sizes(self, num_kv_heads: int) -> list[int]:
-        """For every launch there is, the smallest number of sequences that gets it."""
-        first: dict[int, int] = {}
-        for size in range(1, PROGRAMS_PER_SM * self._num_sms + 2):
-            first.setdefault(self._splits(size * num_kv_heads), size)
-        return list(first.values())
-
-    def _splits(self, programs: int) -> int:
-        if programs * 4 > COUNTER_BYTES:
-            return 1
-        wanted = PROGRAMS_PER_SM * self._num_sms // programs
-        return next((splits for splits in SPLITS if splits >= wanted), SPLITS[-1])
 
     def workspace(self, num_bytes: int, device: torch.device) -> torch.Tensor | None:
         """At least ``num_bytes``, zeroed when made; None when none are needed."""
@@ -92,9 +67,7 @@ class PagedCUDAAttention:
         rows = turned(query, cache.k_store.rotation).contiguous()
         out = torch.empty_like(rows)
         if plan.decodes is not None:
-            programs = plan.decodes.num_sequences * pages.num_kv_heads
-            group = rows.shape[1] // pages.num_kv_heads
-            config = self.scratch.config(programs, rows.shape[-1], group)
+            config = self._decode_config(plan.decodes.num_sequences, rows, pages.num_kv_heads)
             self._launch(rows, pages, plan.decodes, config, out)
         if plan.prompts is not None:
             is_large = pages.k.large_tiles or pages.v.large_tiles
@@ -102,6 +75,15 @@ class PagedCUDAAttention:
             self._launch(rows, pages, plan.prompts, config, out)
         back = cache.v_store.rotation
         return turned(out, None if back is None else back.T).flatten(1)
+
+    def _decode_config(
+        self, num_sequences: int, query: torch.Tensor, num_kv_heads: int
+    ) -> PagedConfig:
+        launches = self.scratch.launches
+        if self.softmax.window is not None and launches.measured:  # measured without a window
+            launches = DecodeLaunches(num_sms=launches.num_sms)
+        group = query.shape[1] // num_kv_heads
+        return launches(num_sequences, num_kv_heads, query.shape[-1], group)
 
     def _launch(
         self,

@@ -155,7 +155,8 @@ def most_registers(
     """
     is_decode, is_bounded = config.splits > 1, bool(softmax.window) or softmax.softcap is not None
     is_whole = head_dim == padded(head_dim) and cache_block >= config.block_tokens
-    is_light = head_dim == 128 and is_decode and is_whole and not is_bounded
+    is_default = config.block_tokens == 64 and config.num_warps == 4
+    is_light = head_dim == 128 and is_decode and is_default and is_whole and not is_bounded
     return None if is_light else 255
 
 

@@ -5,8 +5,6 @@ Shape letters: R rows of activations, N output features as stored, K input featu
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
 from typing import ClassVar
 
 import torch
@@ -15,12 +13,10 @@ from ingle.builtin.affine_cuda_weight import TILE, W4CudaWeight, decode_tiles, p
 from ingle.builtin.affine_triton import (
     MAX_ROWS,
     check_w4,
-    default_w4_config,
     matmul_w4,
     w4_workspace_bytes,
 )
-from ingle.builtin.split_k_triton import MAX_TILES
-from ingle.builtin.w4_tuning import TunedLaunches, graph_seconds, tune, weight_key
+from ingle.builtin.w4_tuning import w4_launches, w4_product, weight_key
 from ingle.plugin import (
     AffineWeight,
     DeviceInfo,
@@ -31,6 +27,7 @@ from ingle.plugin import (
     PluginError,
     Support,
 )
+from ingle.plugin.launches import TunedLaunches
 
 DTYPES = (torch.float16, torch.bfloat16)
 OLDEST = (8, 0)
@@ -75,9 +72,8 @@ class W4CudaKernel(MatmulKernel):
         if not isinstance(weight, AffineWeight):
             return weight
         packed = pack_affine(weight)
-        config = self._tuned.get(packed) or default_w4_config(packed, self._num_sms)
-        if packed.padded[0] // config.block_n > MAX_TILES:
-            config = replace(config, splits=1)
+        choices = w4_launches(packed, self._num_sms)
+        config = self._tuned.get(weight_key(packed), choices) or choices[0]
         return W4CudaWeight(
             packed=packed,
             config=config,
@@ -88,14 +84,13 @@ class W4CudaKernel(MatmulKernel):
             input_scale=weight.input_scale,
         )
 
-    def tune(self, weight: LinearWeight) -> str:
+    def tune(self, weight: LinearWeight, dtype: torch.dtype) -> str:
         """Measures launches with one row, and keeps the fastest for later starts."""
         if not isinstance(weight, W4CudaWeight):
             return ""
-        packed = weight.packed
-        best, seconds = tune(packed, self._num_sms, partial(graph_seconds, packed))
-        self._tuned.add(packed, best, seconds)
-        return f"{weight_key(packed)}: {best}, {seconds * 1e6:.1f} us"
+        packed, choices = weight.packed, w4_launches(weight.packed, self._num_sms)
+        product = w4_product(packed, self._tuned.device, dtype, choices[0])
+        return self._tuned.tune(weight_key(packed), choices, product.seconds)
 
     def workspace_bytes(self, weight: LinearWeight, max_rows: int) -> int:
         """Counters and partial sums of the split along K."""

@@ -100,7 +100,8 @@ class W4Config:
     """How one product is launched.
 
     Attributes:
-        block_n: Output features per program (one warp): 16, 32 or 64.
+        block_n: Output features per program (one warp): 16, 32 or 64, which is 32 for more than
+            8 rows.
         splits: Programs that share a tile along K.
         prefetch: Load the next chunk's weights before computing on this one's.
         num_stages: Triton's: 1 keeps loads in registers, more stages activations (and, without
@@ -367,7 +368,9 @@ def matmul_w4(
     if x.stride(1) != 1 or x.stride(0) % 8 or x.data_ptr() % 16:
         x = x.contiguous()  # the kernel loads 16 bytes at a time
     padded_n, _ = packed.padded
-    grid = (padded_n // config.block_n, config.splits)
+    # 64 features times 16 rows do not always fit a warp's registers
+    block_n = min(config.block_n, 32) if rows > 8 else config.block_n
+    grid = (padded_n // block_n, config.splits)
     counters, partials = out, out  # never touched without a split
     if config.splits > 1:
         needed = w4_workspace_bytes(packed, rows, config)
@@ -375,7 +378,7 @@ def matmul_w4(
     w4_decode_kernel[grid](
         x, packed.words, packed.scales, packed.zeros, out, residual, partials, counters, rows,
         N=packed.out_features, NP=padded_n, K=packed.in_features, CHUNKS=packed.words.shape[1],
-        GS=packed.group_size, X_STRIDE=x.stride(0), BN=config.block_n,
+        GS=packed.group_size, X_STRIDE=x.stride(0), BN=block_n,
         BM=max(8, triton.next_power_of_2(rows)), SPLITS=config.splits,
         # Up to 16 rows: beside the sums of 32 the next chunk's registers cost more than they bring.
         PREFETCH=config.prefetch and rows <= 16,

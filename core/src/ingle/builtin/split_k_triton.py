@@ -27,6 +27,8 @@ import triton.language as tl
 
 COUNTER_BYTES = 1 << 16
 MAX_TILES = COUNTER_BYTES // 4
+MOST_AT_ONCE = tl.constexpr(8192)
+"""Partial sums that a program of one warp reads before it adds them: more do not fit registers."""
 
 
 def split_k_workspace_bytes(rows: int, out_features: int, splits: int) -> int:
@@ -91,8 +93,14 @@ def finish_split_k(
         arrived = tl.atomic_add(counters + tile, 1, sem="acq_rel", scope="gpu")
         if arrived == SPLITS - 1:
             total = tl.zeros_like(acc)
-            for i in tl.static_range(SPLITS):
-                part = partials + i * M * N + offsets
-                total += tl.load(part, mask=mask, other=0.0, cache_modifier=".cg")
+            ONE: tl.constexpr = rn.shape[0] * rm.shape[0]
+            if SPLITS * ONE <= MOST_AT_ONCE:
+                for i in tl.static_range(SPLITS):
+                    part = partials + i * M * N + offsets
+                    total += tl.load(part, mask=mask, other=0.0, cache_modifier=".cg")
+            else:
+                for i in tl.range(0, SPLITS, loop_unroll_factor=MOST_AT_ONCE // ONE):
+                    part = partials + i * M * N + offsets
+                    total += tl.load(part, mask=mask, other=0.0, cache_modifier=".cg")
             _add_residual_and_store(total, out, residual, offsets, mask, HAS_RESIDUAL)
             tl.atomic_xchg(counters + tile, 0, sem="relaxed")

@@ -1,23 +1,12 @@
-"""How 4-bit products are launched on a card: measured once per GPU, kept on disk, read at load.
-
-Nothing is measured while an engine starts or serves: ``ingle compile`` on the card does it. Without
-a measurement the launch is ``default_w4_config``'s, which fills the card by its multiprocessors.
-"""
+"""Which launches of a 4-bit product are measured on a card, and how; see ``plugin.launches``."""
 
 from __future__ import annotations
 
-import json
-import os
-import re
-import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
-import triton
-from triton.errors import TritonError
 
 from ingle.builtin.affine_triton import (
     CHUNK,
@@ -29,65 +18,14 @@ from ingle.builtin.affine_triton import (
 )
 from ingle.builtin.split_k_triton import MAX_TILES
 from ingle.plugin import DeviceInfo
-from ingle.plugin.cache_folder import default_cache_folder
+from ingle.plugin.launches import check_same, launch_seconds, num_copies
 
 VERSION = 1
 """Of the kernel and the layout: what was measured for another does not count."""
 BLOCKS = (16, 32, 64)
 SPLITS = (1, 2, 4, 8, 16)
-LAUNCHES = 20
-"""In a graph that is timed; each with weights of its own, together beyond the L2 cache."""
-REPLAYS = 5
 FEW_CHUNKS = 4
 """Chunks of 128 inputs that a program should have at least."""
-
-
-class TunedLaunches:
-    """Launches measured on one card, by weight, in one JSON file.
-
-    A file that cannot be read, or says what cannot be, counts as nothing measured.
-
-    Args:
-        device: The card; its name and Triton's version name the file.
-        folder: Where such files lie.
-    """
-
-    def __init__(self, device: DeviceInfo, folder: Path | None = None) -> None:
-        name = re.sub(r"[^A-Za-z0-9]+", "-", device.name).strip("-") or "card"
-        file = f"{name}-triton-{_triton_version()}.json"
-        self.path = (folder or default_cache_folder()) / "launches" / file
-
-    def get(self, packed: PackedW4) -> W4Config | None:
-        """What was measured for such a weight, or None."""
-        found = self._read().get(weight_key(packed))
-        if not isinstance(found, dict):
-            return None
-        values: dict[str, Any] = {name: found.get(name) for name in asdict(W4Config())}
-        return W4Config(**values) if _can_be(packed, values) else None
-
-    def add(self, packed: PackedW4, config: W4Config, seconds: float) -> None:
-        """Keeps a measurement; other processes' are kept too, and the file is replaced at once.
-
-        Raises:
-            OSError: When it cannot be written.
-        """
-        entries = self._read() | {weight_key(packed): {**asdict(config), "us": seconds * 1e6}}
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=self.path.name)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(entries, file, indent=0, sort_keys=True)
-        Path(name).replace(self.path)
-
-    def _read(self) -> dict[str, Any]:
-        try:
-            found = json.loads(self.path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
-
-
-def _triton_version() -> str:
-    return str(triton.__version__)
 
 
 def weight_key(packed: PackedW4) -> str:
@@ -97,92 +35,78 @@ def weight_key(packed: PackedW4) -> str:
     return f"w4 v{VERSION} {n}x{k} g{packed.group_size} scales {packed.scales.dtype} zeros {zeros}"
 
 
-def _can_be(packed: PackedW4, values: dict[str, Any]) -> bool:
-    """Whether a launch read from a file is one."""
-    block_n, splits = values["block_n"], values["splits"]
-    n, k = packed.padded
-    return (
-        block_n in BLOCKS
-        and n % block_n == 0
-        and isinstance(splits, int)
-        and 1 <= splits <= min(SPLITS[-1], k // CHUNK)
-        and isinstance(values["prefetch"], bool)
-        and values["num_stages"] in (1, 2, 3, 4)
-    )
+def w4_launches(packed: PackedW4, num_sms: int) -> list[W4Config]:
+    """Launches that may be good for a weight, the default one first; none that would spill.
+
+    Args:
+        packed: The weight.
+        num_sms: The card's multiprocessors.
+    """
+    default = default_w4_config(packed, num_sms)
+    if packed.padded[0] // default.block_n > MAX_TILES:
+        default = replace(default, splits=1)
+    return list(dict.fromkeys([default, *_others(packed)]))
 
 
-def launches(packed: PackedW4) -> Iterator[W4Config]:
-    """Launches that may be good for a weight; none that the kernel would spill with."""
+def _others(packed: PackedW4) -> Iterator[W4Config]:
     n, k = packed.padded
     for block_n in BLOCKS:
         if n % block_n:
             continue
         for splits in SPLITS:
             is_thin = splits > 1 and k // CHUNK < FEW_CHUNKS * splits
-            if is_thin or (splits > 1 and n // block_n > MAX_TILES):
+            if is_thin or (splits > 1 and n // min(block_n, 32) > MAX_TILES):
                 continue
             for prefetch in (True, False) if packed.group_size >= CHUNK else (False,):
                 yield W4Config(block_n=block_n, splits=splits, prefetch=prefetch)
 
 
-def tune(
-    packed: PackedW4, num_sms: int, seconds: Callable[[W4Config], float]
-) -> tuple[W4Config, float]:
-    """The fastest launch for a weight, and what it takes; of equals the default one.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class W4Product:
+    """One row times a weight, to be measured.
 
-    Args:
+    Attributes:
         packed: The weight.
-        num_sms: The card's multiprocessors.
-        seconds: Measures a launch. One that raises is left out.
-
-    Raises:
-        RuntimeError: When none can be measured.
+        device: The card.
+        x: [1, K].
+        wanted: [1, N], what the default launch gives.
     """
-    default = default_w4_config(packed, num_sms)
-    choices = [default, *(config for config in launches(packed) if config != default)]
-    found: dict[W4Config, float] = {}
-    for config in choices:
-        try:
-            found[config] = seconds(config)
-        except (TritonError, RuntimeError, ValueError):
-            continue
-    if not found:
-        raise RuntimeError(f"none of {len(choices)} launches ran: {weight_key(packed)}")
-    best = min(found, key=lambda config: found[config])
-    return best, found[best]
+
+    packed: PackedW4
+    device: DeviceInfo
+    x: torch.Tensor
+    wanted: torch.Tensor
+
+    def seconds(self, config: W4Config) -> float:
+        """What it takes on the card, launched so; see ``launch_seconds``.
+
+        Raises:
+            ValueError: When the launch is wrong there.
+        """
+        words = self.packed.words
+        number = num_copies(self.device, words.numel() * words.element_size())
+        copies = [self.packed]
+        copies += [replace(self.packed, words=words.clone()) for _ in range(number - 1)]
+        out, space = torch.empty_like(self.wanted), _workspace(self.packed, config)
+        calls = [
+            partial(matmul_w4, self.x, copy, config, out=out, workspace=space) for copy in copies
+        ]
+        seconds = launch_seconds(self.device, calls)
+        if not self.device.is_absent:
+            check_same(out, self.wanted)
+        return seconds
 
 
-def graph_seconds(packed: PackedW4, config: W4Config) -> float:
-    """Seconds per launch with one row on the card: the least of some replays of a graph of many,
-    over copies of the weight that are together larger than the L2 cache."""
-    device = packed.words.device
-    cache = torch.cuda.get_device_properties(device).L2_cache_size
-    size = packed.words.numel() * packed.words.element_size()
-    copies = [replace(packed, words=packed.words.clone()) for _ in range(2 + 2 * cache // size)]
-    x = torch.randn(1, packed.in_features, device=device).half()
-    out = x.new_empty(1, packed.out_features)
-    needed = w4_workspace_bytes(packed, 1, config)
-    space = torch.zeros(needed, dtype=torch.uint8, device=device)
-
-    def launch(number: int) -> None:
-        matmul_w4(x, copies[number % len(copies)], config, out=out, workspace=space)
-
-    launch(0)
-    torch.cuda.synchronize(device)
-    graph = torch.cuda.CUDAGraph()
-    count = max(LAUNCHES, len(copies))
-    with torch.cuda.graph(graph):
-        for number in range(count):
-            launch(number)
-    graph.replay()
-    return min(_replay_seconds(graph) for _ in range(REPLAYS)) / count
+def w4_product(
+    packed: PackedW4, device: DeviceInfo, dtype: torch.dtype, default: W4Config
+) -> W4Product:
+    """Random activations of ``dtype`` times the weight."""
+    x = torch.randn(1, packed.in_features, device=packed.words.device).to(dtype)
+    wanted = x.new_empty(1, packed.out_features)
+    matmul_w4(x, packed, default, out=wanted, workspace=_workspace(packed, default))
+    return W4Product(packed=packed, device=device, x=x, wanted=wanted)
 
 
-def _replay_seconds(graph: torch.cuda.CUDAGraph) -> float:
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    begin.record()
-    graph.replay()
-    end.record()
-    end.synchronize()
-    milliseconds: float = begin.elapsed_time(end)
-    return milliseconds / 1e3
+def _workspace(packed: PackedW4, config: W4Config) -> torch.Tensor:
+    size = w4_workspace_bytes(packed, 1, config)
+    return torch.zeros(size, dtype=torch.uint8, device=packed.words.device)

@@ -24,6 +24,8 @@ from triton.runtime.jit import JITFunction
 
 from ingle.config import EngineConfig
 from ingle.engine.engine import build_engine_core
+from ingle.engine.engine_core import EngineCore
+from ingle.engine.launch_tuning import tune_launches
 from ingle.engine.model_runner import ModelRunner
 from ingle.engine.step import ScheduledRequest
 from ingle.errors import ConfigError
@@ -75,6 +77,21 @@ class Compiled:
     seconds: float = field(default=0.0)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exercise:
+    """What is launched, so that it is compiled.
+
+    Attributes:
+        batches: Sequences decoded together.
+        prompt: Tokens of a prompt, more than decode kernels take rows.
+        every_launch: Whether also what measuring on the card will launch.
+    """
+
+    batches: Sequence[int]
+    prompt: int
+    every_launch: bool = False
+
+
 def find_card(asked: str) -> DeviceInfo:
     """The card that ``asked`` names: a name of ``COMPUTE``, or ``sm_89:128``, an architecture and a
     number of multiprocessors.
@@ -101,15 +118,13 @@ def find_card(asked: str) -> DeviceInfo:
     )
 
 
-def compile_for(
-    config: EngineConfig, card: DeviceInfo, batches: Sequence[int], prompt: int
-) -> Compiled:
+def compile_for(config: EngineConfig, card: DeviceInfo, exercise: Exercise) -> Compiled:
     """Compiles what a model's engine launches on ``card``.
 
     Args:
         config: The model and its options.
-        batches: Sequences decoded together.
-        prompt: Tokens of a prompt, more than decode kernels take rows.
+        card: From ``find_card``.
+        exercise: What is launched.
 
     Raises:
         ConfigError, CheckpointError, PluginError, CapacityError: Why it cannot be loaded.
@@ -120,11 +135,12 @@ def compile_for(
     )  # fmt: skip
     found = Compiled()
     with pretending(card, found):
-        runner = build_engine_core(quiet, device=card).runner
-        assert isinstance(runner, ModelRunner)
-        for rows in batches:
-            _exercise(runner, rows, 1)
-        _exercise(runner, 1, prompt)
+        core = build_engine_core(quiet, device=card)
+        _exercise_all(core, exercise.batches, exercise.prompt)
+        if core.draft is not None:
+            _exercise_all(core.draft, [1], exercise.prompt)
+        if exercise.every_launch:
+            tune_launches(core, card)
     return found
 
 
@@ -195,6 +211,15 @@ class _OnCard(TorchFunctionMode):
         if func == torch.Tensor.is_cuda.__get__:  # type: ignore[attr-defined]
             return True
         return func(*args, **(kwargs or {}))
+
+
+def _exercise_all(core: EngineCore, batches: Sequence[int], prompt: int) -> None:
+    """Launches what steps of so many sequences, and a prompt of so many tokens, launch."""
+    runner = core.runner
+    assert isinstance(runner, ModelRunner)
+    for num_sequences in batches:
+        _exercise(runner, num_sequences, 1)
+    _exercise(runner, 1, prompt)
 
 
 def _exercise(runner: ModelRunner, num_sequences: int, num_new: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from triton.errors import TritonError
 
+from ingle.attention.decode_launches import DecodeLaunches, DecodeShape
 from ingle.attention.decode_rows import StepPlanner
 from ingle.attention.layer_cache import LayerCache
 from ingle.attention.metadata import ForwardBatch, SequenceSpan
@@ -16,6 +17,7 @@ from ingle.attention.paged_triton import Softmax, paged_cache
 from ingle.attention.reference import ReferenceAttention
 from ingle.engine.attention_choice import AttentionNeeds, BackendMaker
 from ingle.plugin import DeviceInfo
+from ingle.plugin.launches import TunedLaunches
 
 TOLERANCE = 0.02
 """Relative Frobenius error of attention in 16 bit, with room to spare."""
@@ -28,9 +30,8 @@ INTERPRETED_SMS = 4
 
 def paged_attention(needs: AttentionNeeds) -> tuple[BackendMaker, str]:
     """Triton's attention, and what is wrong with it here, or an empty string."""
-    scratch = PagedScratch(
-        StepPlanner(needs.geometry[0].block_size), _multi_processors(needs.device)
-    )
+    geometry, launches = needs.geometry[0], _decode_launches(needs)
+    scratch = PagedScratch(StepPlanner(geometry.block_size), launches)
 
     def maker(window: int | None) -> PagedCUDAAttention:
         softmax = Softmax(scale=needs.scale, window=window, softcap=needs.softcap)
@@ -40,7 +41,8 @@ def paged_attention(needs: AttentionNeeds) -> tuple[BackendMaker, str]:
     if paged_cache(cache) is None:
         names = ", ".join(dict.fromkeys(form.name for form in needs.formats))
         return maker, f"the KV cache {names} has no layout that the kernel reads"
-    sizes = scratch.batch_sizes(needs.geometry[0].num_kv_heads)
+    group = needs.num_heads // geometry.num_kv_heads
+    sizes = launches.batch_sizes(geometry.num_kv_heads, geometry.head_dim, group)
     batches: list[tuple[int | None, ForwardBatch]]
     batches = [(None, _batch(needs, size)) for size in sizes]
     batches += [(window, _batch(needs, 2, TRIAL_PROMPT)) for window in (None, TRIAL_WINDOW)]
@@ -48,8 +50,25 @@ def paged_attention(needs: AttentionNeeds) -> tuple[BackendMaker, str]:
     return maker, next(filter(None, reasons), "")
 
 
-def _multi_processors(device: DeviceInfo) -> int:
+def multi_processors(device: DeviceInfo) -> int:
+    """The card's multiprocessors; few in the interpreter."""
     return device.multi_processors or INTERPRETED_SMS
+
+
+def _decode_launches(needs: AttentionNeeds) -> DecodeLaunches:
+    """As was measured on the card, where somebody did."""
+    geometry, num_sms = needs.geometry[0], multi_processors(needs.device)
+    shape = DecodeShape(
+        num_heads=needs.num_heads,
+        num_kv_heads=geometry.num_kv_heads,
+        head_dim=geometry.head_dim,
+        block_size=geometry.block_size,
+        formats=(needs.formats[0].name, needs.formats[1].name),
+        dtype=needs.dtype,
+        has_softcap=needs.softcap is not None,
+    )
+    measured = shape.measured(TunedLaunches(needs.device), num_sms)
+    return DecodeLaunches(num_sms=num_sms, measured=measured)
 
 
 def _trial(

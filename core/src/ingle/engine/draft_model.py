@@ -11,12 +11,11 @@ from collections.abc import Sequence as SequenceOf
 from typing import Final
 
 from ingle.engine.block_manager import BlockManager
+from ingle.engine.device_guess import GREEDY, MOST_GIVEN, MOST_GUESSED, DeviceGuesses
 from ingle.engine.sequence import Sequence
 from ingle.engine.step import Runner, ScheduledRequest, SchedulerOutput
 from ingle.errors import CapacityError
-from ingle.request import SamplingParams
 
-GREEDY: Final = SamplingParams(temperature=0.0)
 FIRST_GUESS: Final = 4
 """Tokens in a sequence's first guess; how many of them are right decides about the next."""
 SLACK: Final = 1
@@ -32,6 +31,7 @@ class DraftModel:
         max_model_len: Tokens of a sequence at most.
         max_num_batched_tokens: Tokens of a step at most.
         vocab_size: Tokens that both models know: ids below this.
+        on_device: Guesses by steps that stay on the device; None: each waits for the one before.
     """
 
     def __init__(
@@ -41,7 +41,9 @@ class DraftModel:
         max_model_len: int,
         max_num_batched_tokens: int,
         vocab_size: int,
+        on_device: DeviceGuesses | None = None,
     ) -> None:
+        self._on_device = on_device
         self._runner = runner
         self._blocks = blocks
         self._max_model_len = max_model_len
@@ -73,6 +75,8 @@ class DraftModel:
         count = min(count, self._max_model_len - lane.num_tokens)
         if any(token >= self._vocab_size for token in lane.token_ids[lane.num_computed_tokens :]):
             return guesses
+        if self._on_device is not None and count > 0 and self._blocks.grow(lane):
+            return self._guess_on_device(self._on_device, lane, min(count, MOST_GUESSED))
         while len(guesses) < count and self._blocks.grow(lane):
             token = self._next(lane)
             if token is None or token >= self._vocab_size:
@@ -85,6 +89,30 @@ class DraftModel:
         """Takes a lane's blocks back."""
         self._blocks.free(lane)
         lane.num_computed_tokens = 0
+
+    def _guess_on_device(self, device: DeviceGuesses, lane: Sequence, count: int) -> list[int]:
+        """The same, all steps but those of many known tokens enqueued before a token is read."""
+        guesses: list[int] = []
+        if lane.num_tokens - lane.num_computed_tokens > MOST_GIVEN:
+            token = self._next(lane)
+            if token is None or token >= self._vocab_size:
+                return guesses
+            guesses.append(token)
+            lane.append(token)
+            count -= 1
+            if not count or not self._blocks.grow(lane):
+                return guesses
+        known = lane.token_ids[lane.num_computed_tokens :]
+        # a guess is computed for the next one: there is none after the last
+        count = 1 + self._blocks.grow_for_drafts(lane, count - 1, headroom=0)
+        drawn = device.guess(known, lane.num_computed_tokens, lane.block_table, count)
+        for token in drawn:
+            if token >= self._vocab_size:
+                break
+            lane.num_computed_tokens = lane.num_tokens
+            guesses.append(token)
+            lane.append(token)
+        return guesses
 
     def _next(self, lane: Sequence) -> int | None:
         """Computes what is known and not computed yet, and gives the likeliest token behind it."""

@@ -12,6 +12,7 @@ from ingle.checkpoint.model_config import load_model_config
 from ingle.checkpoint.safetensors import open_checkpoint
 from ingle.checkpoint.tokenizer import Tokenizer
 from ingle.config import EngineConfig
+from ingle.engine.device_guess import DeviceGuesses
 from ingle.engine.draft_model import DraftModel
 from ingle.errors import ConfigError
 
@@ -74,13 +75,14 @@ def draft_model(draft: EngineCore, name: str, tokenizer: Tokenizer, vocab_size: 
     """
     assert draft.tokenizer is not None
     check_same_tokens(name, draft.tokenizer, tokenizer)
-    scheduler = draft.scheduler
+    scheduler, ahead = draft.scheduler, draft.ahead
     return DraftModel(
-        draft.ahead.runner if draft.ahead else draft.runner,  # its plans go back and forth
+        draft.runner if ahead is None else ahead.runner,  # its plans go back and forth
         scheduler.blocks,
         max_model_len=scheduler.max_model_len,
         max_num_batched_tokens=scheduler.limits.max_num_batched_tokens,
         vocab_size=min(draft.info.vocab_size, vocab_size),
+        on_device=None if ahead is None else DeviceGuesses(step=ahead.step),
     )
 
 

@@ -122,7 +122,9 @@ def build_engine_core(
         PluginError: A plugin that is needed failed, or none reads the checkpoint.
         CapacityError: The KV cache does not fit.
     """
-    draft = None if config.draft_model is None else load_draft(config, build_engine_core)
+    draft = None
+    if config.draft_model is not None:
+        draft = load_draft(config, partial(build_engine_core, device=device))
     path = resolve_model(config.model, config.revision)
     with LoadProgress(path, on_progress=on_progress) as progress:
         opened = choose_parts(config, path, progress.checkpoint, device)

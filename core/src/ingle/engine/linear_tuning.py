@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import torch
+
 from ingle.engine.engine_core import EngineCore
 from ingle.engine.model_runner import ModelRunner
 from ingle.model.linear import find_linears
 
 
-def tune_linears(core: EngineCore) -> list[str]:
-    """What was found, a line for each kind of weight; weights of a kind are measured once.
+def tune_linears(core: EngineCore, dtype: torch.dtype) -> list[str]:
+    """What was found with activations of ``dtype``, a line for each kind of weight; weights of a
+    kind are measured once.
 
     A weight's kind is its own kernel's affair: it names it in the line. Here weights of the same
     kernel, class, shapes and dtypes are of a kind.
@@ -23,5 +26,5 @@ def tune_linears(core: EngineCore) -> list[str]:
         kind = (kernel.name, type(weight), shapes)
         if kind not in seen:
             seen.add(kind)
-            lines += filter(None, [kernel.tune(weight)])
+            lines += filter(None, [kernel.tune(weight, dtype)])
     return lines

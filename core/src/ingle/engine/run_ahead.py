@@ -86,7 +86,7 @@ class RunAhead:
         self.runner = runner
         self.next_steps: Counter[str] = Counter()
         self.num_rows_in_vain = 0
-        self._step = step
+        self.step = step
         self._block_size = block_size
         self._eos_token_ids = tuple(eos_token_ids)
         self._free = list(range(step.num_rows))  # a heap: low rows first, for the smallest graph
@@ -112,7 +112,7 @@ class RunAhead:
             self.num_rows_in_vain += 1
         self._begin_next(plan.scheduled, output)
         if begun:
-            drawn = self._step.tokens(number)
+            drawn = self.step.tokens(number)
             for name, row in begun.items():
                 self._learn(name, drawn[row], output)
         return output
@@ -131,14 +131,14 @@ class RunAhead:
             elif item.request_id in output.sampled and not _surely_ends(item):
                 self._place(item, output.sampled[item.request_id].token_id)
         if self._rows:
-            self._number = self._step.run()
+            self._number = self.step.run()
 
     def _reason(self, items: Sequence[ScheduledRequest]) -> str:
         if not all(item.samples for item in items):
             return PROMPT
         if any(item.num_draft_tokens for item in items):
             return DRAFTS
-        if len(items) > self._step.num_rows:
+        if len(items) > self.step.num_rows:
             return ROWS
         for item in items:
             if item.request_id not in self._rows and not self._draws_on_device(item):
@@ -183,7 +183,7 @@ class RunAhead:
             seed=item.seed,
             num_output=len(item.output_token_ids) + 1,
         )
-        self._step.place(row, start)
+        self.step.place(row, start)
 
     def _move_on(self, item: ScheduledRequest) -> None:
         """Makes a row of the step in flight one of the next."""
@@ -192,7 +192,7 @@ class RunAhead:
             return
         flying, table = self._rows[item.request_id], item.block_table
         if len(table) != flying.num_blocks:
-            self._step.set_blocks(flying.row, table)
+            self.step.set_blocks(flying.row, table)
             flying.num_blocks = len(table)
         flying.position += 1
         flying.block = table[flying.position // self._block_size]
@@ -209,7 +209,7 @@ class RunAhead:
 
     def _release(self, name: str) -> None:
         row = self._rows.pop(name).row
-        self._step.clear(row)
+        self.step.clear(row)
         heapq.heappush(self._free, row)
 
 

@@ -298,9 +298,14 @@ class MatmulKernel(ABC):
         it calls them from the thread that runs steps, which goes on while core compiles."""
         return ()
 
-    def tune(self, weight: LinearWeight) -> str:
+    def tune(self, weight: LinearWeight, dtype: torch.dtype) -> str:
         """Measures on this device how a prepared weight is launched best, and keeps it on disk for
-        later starts. Called by ``ingle compile``, never while an engine starts or serves.
+        later starts (``ingle.plugin.launches``). Called by ``ingle compile``, never while an engine
+        starts or serves; for a card that is absent, to compile what would be measured there.
+
+        Args:
+            weight: As ``prepare`` gave it.
+            dtype: Of the activations it meets.
 
         Returns:
             What was found, in a line; empty where there is nothing to choose.

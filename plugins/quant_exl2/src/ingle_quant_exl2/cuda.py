@@ -5,6 +5,7 @@ Letters: N output features as stored, K input features, R rows of activations, G
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -19,11 +20,11 @@ from ingle.plugin import (
     PluginError,
     Support,
 )
+from ingle.plugin.launches import TunedLaunches
 from ingle_quant_exl2.kernel import (
     MAX_ROWS,
     MAX_TILES,
     Exl2Config,
-    default_splits,
     exl2_workspace_bytes,
     matmul_exl2,
 )
@@ -38,6 +39,7 @@ from ingle_quant_exl2.planes import (
     plan_splits,
     section_codes,
 )
+from ingle_quant_exl2.tuning import Exl2Launch, exl2_launches, exl2_product, matrix_key
 from ingle_quant_exl2.weight import COLUMN_UNIT, Exl2Weight, StoredExl2Weight
 
 DTYPES = (torch.float16, torch.bfloat16)
@@ -55,6 +57,7 @@ class PlanesExl2Weight(Exl2Weight):
 
     Attributes:
         words, scale_codes, group_scale, work, sections: As in ``PackedExl2``.
+        launch: How few rows are launched; ``work`` is dealt for it.
     """
 
     words: torch.Tensor
@@ -62,6 +65,7 @@ class PlanesExl2Weight(Exl2Weight):
     group_scale: torch.Tensor
     work: torch.Tensor
     sections: tuple[Section, ...]
+    launch: Exl2Launch
 
     @property
     def packed(self) -> PackedExl2:
@@ -90,26 +94,18 @@ def groups_of(layout: Layout) -> tuple[list[int], list[int]]:
     return [g.bits for g in layout.groups], [g.rows for g in layout.groups]
 
 
-def to_planes(weight: StoredExl2Weight, num_sms: int) -> PlanesExl2Weight:
-    """The same matrix in the kernel's layout, packed some outputs at a time."""
-    step = max(1, PACK_ELEMENTS // (weight.in_features * COLUMN_UNIT)) * COLUMN_UNIT
-    stop = weight.stored_out_features
-    parts = [_pack(weight, n, min(n + step, stop)) for n in range(0, stop, step)]
-    words = torch.cat([part.words for part in parts])
-    packed = PackedExl2(
-        words=words,
-        scale_codes=torch.cat([part.scale_codes for part in parts], 1),
-        group_scale=parts[0].group_scale,
-        sections=parts[0].sections,
-        out_features=stop,
-        in_features=weight.in_features,
-        work=parts[0].work,
-    )
-    planned = plan_splits(packed, default_splits(packed, num_sms))
+def to_planes(
+    weight: StoredExl2Weight, choose: Callable[[PackedExl2], Exl2Launch]
+) -> PlanesExl2Weight:
+    """The same matrix in the kernel's layout, packed some outputs at a time; ``choose`` says how it
+    is launched."""
+    packed = _packed(weight)
+    launch = choose(packed)
+    planned = plan_splits(packed, launch.splits)
     return PlanesExl2Weight(
         in_features=weight.in_features,
         out_features=weight.out_features,
-        stored_out_features=stop,
+        stored_out_features=weight.stored_out_features,
         dtype=weight.dtype,
         layout=weight.layout,
         q_scale=weight.q_scale,
@@ -120,6 +116,22 @@ def to_planes(weight: StoredExl2Weight, num_sms: int) -> PlanesExl2Weight:
         group_scale=planned.group_scale,
         work=planned.work,
         sections=planned.sections,
+        launch=launch,
+    )
+
+
+def _packed(weight: StoredExl2Weight) -> PackedExl2:
+    step = max(1, PACK_ELEMENTS // (weight.in_features * COLUMN_UNIT)) * COLUMN_UNIT
+    stop = weight.stored_out_features
+    parts = [_pack(weight, n, min(n + step, stop)) for n in range(0, stop, step)]
+    return PackedExl2(
+        words=torch.cat([part.words for part in parts]),
+        scale_codes=torch.cat([part.scale_codes for part in parts], 1),
+        group_scale=parts[0].group_scale,
+        sections=parts[0].sections,
+        out_features=stop,
+        in_features=weight.in_features,
+        work=parts[0].work,
     )
 
 
@@ -144,7 +156,7 @@ class Exl2CudaKernel(MatmulKernel):
 
     def __init__(self, device: DeviceInfo) -> None:
         self._num_sms = multi_processors(device)
-        self._config = Exl2Config()
+        self._tuned = TunedLaunches(device)
 
     def supports(self, weight: LinearWeight, use: KernelUse) -> Support:
         """What fits the packed layout."""
@@ -160,7 +172,7 @@ class Exl2CudaKernel(MatmulKernel):
             return Support(ok=True, reason="packed for Triton; decoded for more than 32 rows")
         if not isinstance(weight, StoredExl2Weight):
             return Support(ok=False, reason=f"packed for another kernel: {type(weight).__name__}")
-        if weight.stored_out_features > MAX_TILES * self._config.block_n:
+        if weight.stored_out_features > MAX_TILES * Exl2Config().block_n:
             return Support(ok=False, reason=f"{weight.stored_out_features} outputs are too many")
         try:
             find_sections(*groups_of(weight.layout))
@@ -170,7 +182,19 @@ class Exl2CudaKernel(MatmulKernel):
 
     def prepare(self, weight: LinearWeight) -> LinearWeight:
         """Cuts codes into planes in fragment order, once."""
-        return to_planes(weight, self._num_sms) if isinstance(weight, StoredExl2Weight) else weight
+        return to_planes(weight, self._launch) if isinstance(weight, StoredExl2Weight) else weight
+
+    def _launch(self, packed: PackedExl2) -> Exl2Launch:
+        choices = exl2_launches(packed, self._num_sms)
+        return self._tuned.get(matrix_key(packed), choices) or choices[0]
+
+    def tune(self, weight: LinearWeight, dtype: torch.dtype) -> str:
+        """Measures launches with one row, and keeps the fastest for later starts."""
+        if not isinstance(weight, PlanesExl2Weight):
+            return ""
+        packed, choices = weight.packed, exl2_launches(weight.packed, self._num_sms)
+        product = exl2_product(packed, self._tuned.device, dtype, choices[0])
+        return self._tuned.tune(matrix_key(packed), choices, product.seconds)
 
     def workspace_bytes(self, weight: LinearWeight, max_rows: int) -> int:
         """Counters and partial sums of the split along K."""
@@ -201,9 +225,8 @@ class Exl2CudaKernel(MatmulKernel):
                 y += residual
         elif rows:
             residual = None if residual is None else residual.contiguous()
-            matmul_exl2(
-                x, weight.packed, self._config, out=y, workspace=workspace, residual=residual
-            )
+            config = weight.launch.config
+            matmul_exl2(x, weight.packed, config, out=y, workspace=workspace, residual=residual)
         return y if out is None or out is y else out.copy_(y)
 
 

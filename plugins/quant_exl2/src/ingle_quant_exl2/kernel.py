@@ -24,8 +24,12 @@ from ingle_quant_exl2.planes import PLANES, PackedExl2, dequantize_exl2, kinds
 
 MAX_ROWS = 32
 MAX_TILES = 1 << 14
+FEW_KINDS = 3
+"""Pairs of width and group size in a matrix, of which the assembler makes a kernel by itself."""
 COUNTER_BYTES = 1 << 16
 """Size of the counter region at the start of a workspace; the same as core's kernels use."""
+_MOST_AT_ONCE = tl.constexpr(8192)
+"""Partial sums that a program reads before it adds them: more do not fit a warp's registers."""
 
 
 def _half_twice(value: float) -> str:
@@ -81,7 +85,8 @@ class Exl2Config:
     """How one product is launched; the split along K is the weight's own (``plan_splits``).
 
     Attributes:
-        block_n: Output features per program (one warp): 16, 32 or 64.
+        block_n: Output features per program (one warp): 16, which is 32 for more than 16 rows,
+            32 or 64.
         num_stages: Triton's: 1 keeps loads in registers, more go through shared memory with
             cp.async (12 to 25 KB a program, so few programs fit an SM).
     """
@@ -95,6 +100,13 @@ def default_splits(packed: PackedExl2, num_sms: int = 128) -> int:
     tiles = packed.words.shape[0] // 2
     chunks = sum(s.chunks for s in packed.sections)
     return max(len(packed.sections), min(16, 16 * num_sms // max(1, tiles), chunks))
+
+
+def most_registers(num_kinds: int, rows: int) -> int | None:
+    """A thread's registers to ask the assembler for, or None for its own choice: left to itself it
+    holds a kernel of many kinds for up to 8 rows to 96 or 128 and spills a few; asked for all in
+    one for more rows it spills."""
+    return 255 if num_kinds > FEW_KINDS and rows <= 8 else None
 
 
 def exl2_workspace_bytes(packed: PackedExl2, rows: int) -> int:
@@ -248,9 +260,15 @@ def _finish(
         total = acc
         if SPLITS > 1:
             total = tl.zeros_like(acc)
-            for i in tl.static_range(SPLITS):
-                part = partials + i * M * N + offsets
-                total += tl.load(part, mask=mask, other=0.0, cache_modifier=".cg")
+            ONE: tl.constexpr = rn.shape[0] * rm.shape[0]
+            if SPLITS * ONE <= _MOST_AT_ONCE:
+                for i in tl.static_range(SPLITS):
+                    part = partials + i * M * N + offsets
+                    total += tl.load(part, mask=mask, other=0.0, cache_modifier=".cg")
+            else:
+                for i in tl.range(0, SPLITS, loop_unroll_factor=_MOST_AT_ONCE // ONE):
+                    part = partials + i * M * N + offsets
+                    total += tl.load(part, mask=mask, other=0.0, cache_modifier=".cg")
             tl.atomic_xchg(counters + tile, 0, sem="relaxed")
         if HAS_RESIDUAL:
             total += tl.load(residual + offsets, mask=mask, other=0.0).to(tl.float32)
@@ -319,17 +337,21 @@ def matmul_exl2(
     if x.stride(1) != 1 or x.stride(0) % 8 or x.data_ptr() % 16:
         x = x.contiguous()  # the kernel loads 16 bytes at a time
     tiles, blocks = packed.words.shape[:2]
-    grid = (tiles * 16 // config.block_n, packed.splits)
+    # 16 features times 32 rows of many kinds do not fit a warp's registers; 32 features do
+    block_n = max(config.block_n, 32) if rows > 16 else config.block_n
+    grid = (tiles * 16 // block_n, packed.splits)
     counters, partials = out, out  # never touched without a split
     if packed.splits > 1:
         needed = exl2_workspace_bytes(packed, rows)
         counters, partials = _workspace_views(workspace, needed, grid[0])
+    kinds_of = kinds(packed.sections)
     exl2_decode_kernel[grid](
         x, packed.words, packed.scale_codes, packed.group_scale, packed.work,
         out, residual, partials, counters, rows,
-        N=packed.out_features, NP=tiles * 16, BLOCKS=blocks, KINDS=kinds(packed.sections),
-        X_STRIDE=x.stride(0), BN=config.block_n, BM=max(8, triton.next_power_of_2(rows)),
+        N=packed.out_features, NP=tiles * 16, BLOCKS=blocks, KINDS=kinds_of,
+        X_STRIDE=x.stride(0), BN=block_n, BM=max(8, triton.next_power_of_2(rows)),
         SPLITS=packed.splits, HAS_RESIDUAL=residual is not None, BF16=x.dtype == torch.bfloat16,
         ASM=x.is_cuda and torch.version.cuda is not None, num_warps=1, num_stages=config.num_stages,
+        maxnreg=most_registers(len(kinds_of), rows),
     )  # fmt: skip
     return out

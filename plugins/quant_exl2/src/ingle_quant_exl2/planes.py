@@ -220,16 +220,20 @@ def plan_splits(packed: PackedExl2, splits: int) -> PackedExl2:
     A row of ``work``: kind (index into ``kinds``), first block, chunks, first k, end of the
     section, first group, 0, 0. Programs get shares of about equal bytes.
     """
-    total = sum(s.chunks * s.bits for s in packed.sections)
     rows = []
-    for section in packed.sections:
-        share = round(splits * section.chunks * section.bits / total)
-        share = max(1, min(section.chunks, share))
+    for section, share in zip(packed.sections, split_shares(packed.sections, splits), strict=True):
         for i in range(share):
             first, last = (j * section.chunks // share for j in (i, i + 1))
             rows.append(_work_row(packed.sections, section, first, last))
     work = torch.tensor(rows, dtype=torch.int32, device=packed.words.device)
     return replace(packed, work=work)
+
+
+def split_shares(sections: Sequence[Section], splits: int) -> list[int]:
+    """How many of about ``splits`` programs each section gets: at least one, at most one a chunk,
+    by its bytes."""
+    total = sum(s.chunks * s.bits for s in sections)
+    return [max(1, min(s.chunks, round(splits * s.chunks * s.bits / total))) for s in sections]
 
 
 def _work_row(sections: tuple[Section, ...], section: Section, first: int, last: int) -> list[int]:
