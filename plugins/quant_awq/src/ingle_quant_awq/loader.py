@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
 
 from ingle.plugin import TensorReader
-from ingle.plugin.affine_loader import AffineLoader, StoredLinear
+from ingle.plugin.affine_loader import FLOATS, INT32, AffineLoader, StoredLinear
 
 if TYPE_CHECKING:
     from ingle.plugin import AffineWeight
@@ -13,6 +14,12 @@ if TYPE_CHECKING:
 
 class AwqLoader(AffineLoader):
     """Serves the linears of one AWQ checkpoint."""
+
+    types: ClassVar[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
+        "gemv": {"qweight": INT32, "qzeros": INT32},
+        "gemv_fast": {"qweight": ("I16",), "qzeros": FLOATS},
+        "marlin": {"qweight": INT32},
+    }
 
     def read_weight(self, linear: StoredLinear, reader: TensorReader) -> AffineWeight:
         """One linear, whole, with the divisor of the activation before it as input scale."""
