@@ -10,11 +10,13 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from ingle.errors import CheckpointError
+from ingle.plugin.affine_checks import StoredLinear as StoredLinear
+from ingle.plugin.affine_checks import check_finite, check_types
 from ingle.plugin.affine_config import AffineConfig
 from ingle.plugin.checkpoint import (
     CheckpointInfo,
@@ -37,42 +39,6 @@ _OUTPUT_BLOCK: Final = 64
 """Outputs in a block of the layout for CPUs; what does not fill its blocks is not compiled."""
 
 _DTYPE_BYTES: Final = {"8": 1, "16": 2, "32": 4, "64": 8}
-
-INT32: Final = ("I32",)
-_WORDS: Final = ("I8", "I16", "I32", "I64")
-FLOATS: Final = ("F16", "BF16", "F32", "F64")
-_ROLE_TYPES: Final[Mapping[str, tuple[str, ...]]] = {
-    "qweight": _WORDS,
-    "qzeros": _WORDS,
-    "B": INT32,
-    "g_idx": ("I32", "I64"),
-}
-"""safetensors types of a role's tensor; those of every other role are ``FLOATS``."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredLinear:
-    """One linear as the headers describe it.
-
-    Attributes:
-        name: Checkpoint name without the tensor suffix.
-        layout: The plugin's own name for how it is stored.
-        bits: b.
-        out_features: N as stored.
-        in_features: K; where the headers leave it open, the roundest number that fits.
-        spare_inputs: How many inputs fewer would fill the same words, where it is left open.
-        extra_inputs: How many more would.
-        tensors: Checkpoint tensor names by role (``"qweight"``, ``"scales"`` …).
-    """
-
-    name: str
-    layout: str
-    bits: int
-    out_features: int
-    in_features: int
-    tensors: Mapping[str, str]
-    spare_inputs: int = 0
-    extra_inputs: int = 0
 
 
 def module_names(info: CheckpointInfo, suffix: str) -> list[str]:
@@ -153,18 +119,6 @@ def owned(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
-def _check_finite(linear: StoredLinear, weight: AffineWeight) -> None:
-    """Raises ``CheckpointError`` for scales, or zeros stored as products, that are no numbers."""
-    floats = {"scales": weight.scales, "zeros": weight.offsets}
-    for kind, values in floats.items():
-        if values is not None and not bool(values.isfinite().all()):
-            roles = [r for r in linear.tensors if kind in r] or ["s"]
-            raise CheckpointError(
-                f"tensor {linear.tensors[roles[0]]} has values that are not finite numbers; "
-                "the file is damaged"
-            )
-
-
 def no_zeros(config: AffineConfig, linear: StoredLinear) -> None:
     """What a layer without stored zeros has: None, in the middle. ``CheckpointError`` when the
     config says that they are not: then they are missing."""
@@ -182,23 +136,6 @@ def expect_shape(name: str, tensor: torch.Tensor, wanted: tuple[int, ...]) -> to
             f"tensor {name}: expected shape {list(wanted)}, found {list(tensor.shape)}"
         )
     return tensor
-
-
-def _check_types(
-    info: CheckpointInfo, linear: StoredLinear, wanted: Mapping[str, tuple[str, ...]]
-) -> None:
-    """Raises ``CheckpointError`` for a tensor of the linear that is empty or of a type that its
-    layout does not have (``wanted``, by role): its bytes would be read as something else."""
-    for role, tensor in linear.tensors.items():
-        types = wanted.get(role) or _ROLE_TYPES.get(role, FLOATS)
-        found = info.tensor_dtypes[tensor]
-        if found not in types:
-            raise CheckpointError(f"tensor {tensor}: expected {' or '.join(types)}, found {found}")
-        if 0 in info.tensor_shapes[tensor]:
-            raise CheckpointError(
-                f"tensor {tensor} is empty (shape {list(info.tensor_shapes[tensor])}); "
-                "the file is damaged"
-            )
 
 
 def _refuse_transforms(info: CheckpointInfo, stored: Mapping[str, StoredLinear]) -> None:
@@ -225,7 +162,7 @@ class AffineLoader(WeightLoader):
         self.config = config
         self.stored = stored
         for linear in stored.values():
-            _check_types(info, linear, self.types.get(linear.layout, {}))
+            check_types(info, linear, self.types.get(linear.layout, {}))
         _refuse_transforms(info, stored)
         refuse_packed_embeddings({name: s.tensors.values() for name, s in stored.items()})
 
@@ -277,7 +214,7 @@ class AffineLoader(WeightLoader):
                 "is config.json that of another model?"
             )
         weight = self.read_weight(replace(linear, in_features=spec.in_features), reader)
-        _check_finite(linear, weight)
+        check_finite(linear, weight)
         weight.out_features = spec.out_features
         if weight.input_scale is not None:
             weight.input_scale = weight.input_scale.to(spec.dtype)
@@ -295,13 +232,11 @@ class AffineLoader(WeightLoader):
         return self.stored[name]
 
 
-def _beside(info: CheckpointInfo, module: str) -> dict[str, str]:
-    """Type and shape of every tensor of ``module``, by name."""
+def _beside(info: CheckpointInfo, module: str) -> dict[str, list[int]]:
+    """Shape of every tensor of ``module``, by name."""
     start = f"{module}."
     return {
-        name: f"{info.tensor_dtypes[name]} {list(shape)}"
-        for name, shape in info.tensor_shapes.items()
-        if name.startswith(start) and "." not in name[len(start) :]
+        name: list(shape) for name, shape in info.tensor_shapes.items() if name.startswith(start)
     }
 
 

@@ -24,9 +24,9 @@ from dataclasses import replace
 from typing import Final
 
 from ingle.plugin import CheckpointError, CheckpointInfo
+from ingle.plugin.affine_checks import FLOATS
 from ingle.plugin.affine_config import AffineConfig
 from ingle.plugin.affine_loader import (
-    FLOATS,
     StoredLinear,
     choose_bits,
     element_bits,

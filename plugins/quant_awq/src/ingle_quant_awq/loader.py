@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from ingle.plugin import TensorReader
-from ingle.plugin.affine_loader import FLOATS, INT32, AffineLoader, StoredLinear
+from ingle.plugin.affine_checks import FLOATS, INT32
+from ingle.plugin.affine_loader import AffineLoader, StoredLinear
 
 if TYPE_CHECKING:
     from ingle.plugin import AffineWeight
