@@ -15,6 +15,8 @@ from ingle.plugin.linear import WeightLoader
 PADDING: Final = 32
 """Writers that pad outputs pad them to whole multiples of this."""
 MAX_PADDING: Final = 128
+WORD_CODES: Final = 16
+"""Most codes in a word: K may be so many more than what its words suggest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +56,7 @@ def _packed_linears(
         yield PackedLinear(
             name=name,
             out_features=outputs if _is_padding(outputs, stored_out) else stored_out,
-            in_features=inputs if inputs > 0 and 0 < stored_in - inputs < PADDING else stored_in,
+            in_features=inputs if _is_word_end(inputs, stored_in) else stored_in,
             own_tensors=own,
             other_tensors=tuple(tensor for tensor in tensors if tensor not in own),
         )
@@ -64,6 +66,12 @@ def _is_padding(wanted: int, stored: int) -> bool:
     """Whether ``stored`` outputs can only be ``wanted`` ones and padding."""
     odd = wanted % PADDING != 0 and stored % PADDING == 0
     return wanted > 0 and odd and 0 < stored - wanted < MAX_PADDING
+
+
+def _is_word_end(wanted: int, stored: int) -> bool:
+    """Whether ``stored`` inputs may be ``wanted`` ones: headers give them to the word, at most 16
+    codes of 2 bits, or a unit of rows."""
+    return wanted > 0 and -WORD_CODES < stored - wanted < PADDING
 
 
 def _stated_sizes(config: Mapping[str, Any]) -> dict[str, tuple[int, int]]:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from ingle.errors import CheckpointError
+from ingle.plugin.affine_checks import StoredLinear as StoredLinear
+from ingle.plugin.affine_checks import check_finite, check_types
 from ingle.plugin.affine_config import AffineConfig
 from ingle.plugin.checkpoint import (
     CheckpointInfo,
@@ -39,29 +41,6 @@ _OUTPUT_BLOCK: Final = 64
 _DTYPE_BYTES: Final = {"8": 1, "16": 2, "32": 4, "64": 8}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredLinear:
-    """One linear as the headers describe it.
-
-    Attributes:
-        name: Checkpoint name without the tensor suffix.
-        layout: The plugin's own name for how it is stored.
-        bits: b.
-        out_features: N as stored.
-        in_features: K; where the headers leave it open, the most that fits.
-        spare_inputs: How many inputs fewer would fill the same words, where it is left open.
-        tensors: Checkpoint tensor names by role (``"qweight"``, ``"scales"`` …).
-    """
-
-    name: str
-    layout: str
-    bits: int
-    out_features: int
-    in_features: int
-    tensors: Mapping[str, str]
-    spare_inputs: int = 0
-
-
 def module_names(info: CheckpointInfo, suffix: str) -> list[str]:
     """Names of the modules that store a tensor ``<module><suffix>``, in file order."""
     return [n.removesuffix(suffix) for n in info.tensor_names if n.endswith(suffix)]
@@ -79,6 +58,16 @@ def module_tensors(info: CheckpointInfo, module: str, roles: Iterable[str]) -> d
     return {role: name for role, name in names.items() if name in info.tensor_shapes}
 
 
+def fragment_size(words: Sequence[int], scales: Sequence[int]) -> tuple[int, int] | None:
+    """(N, K) of a weight in fragments, or None when words [K/16, 2N] and scales [G, N] are not
+    those of one: it is written in whole squares of 64 inputs and outputs, in equal groups."""
+    inputs, outputs, groups = 16 * words[0], scales[1], scales[0]
+    whole = inputs > 0 and inputs % 64 == 0 and outputs % 64 == 0
+    if not whole or words[1] != 2 * outputs or groups == 0 or inputs % groups:
+        return None
+    return outputs, inputs
+
+
 def element_bits(info: CheckpointInfo, tensor: str) -> int:
     """Bits of one element of a tensor: 32 for ``I32``; 8 for ``F8_E4M3`` and ``BOOL``."""
     digits = info.tensor_dtypes[tensor].lstrip("BFIU").split("_")[0]
@@ -93,19 +82,22 @@ def choose_bits(widths: Iterable[int], stated: int | None) -> int | None:
     return next(iter([*preferred, *allowed]), None)
 
 
-def infer_group_size(in_features: int, num_groups: int, stated: int | None) -> int:
+def infer_group_size(
+    in_features: int, num_groups: int, stated: int | None, tensor: str = ""
+) -> int:
     """Inputs per group when ``in_features`` inputs have ``num_groups`` rows of scales.
 
     The stated size is taken when it fits, else equal groups, else the usual sizes with a short
-    last group. Raises ``CheckpointError`` when nothing fits.
+    last group. Raises ``CheckpointError``, which names ``tensor``, when nothing fits.
     """
     equal = [in_features // num_groups] if num_groups and in_features % num_groups == 0 else []
     stated_sizes = [stated] if stated is not None and stated > 0 else []
     for size in (*stated_sizes, *equal, 128, 64, 32, 256, 512, 1024, 16):
         if -(-in_features // size) == num_groups:
             return size
+    named = f"tensor {tensor}: " if tensor else ""
     raise CheckpointError(
-        f"{num_groups} rows of scales do not fit {in_features} inputs at any group size "
+        f"{named}{num_groups} rows of scales do not fit {in_features} inputs at any group size "
         f"(the config says {stated})"
     )
 
@@ -125,6 +117,16 @@ def owned(tensor: torch.Tensor) -> torch.Tensor:
     import torch
 
     return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def no_zeros(config: AffineConfig, linear: StoredLinear) -> None:
+    """What a layer without stored zeros has: None, in the middle. ``CheckpointError`` when the
+    config says that they are not: then they are missing."""
+    if config.module(linear.name).symmetric is False:
+        raise CheckpointError(
+            f"tensor {linear.name}.qzeros is missing: {config.source} says that the zeros of "
+            "this checkpoint are stored"
+        )
 
 
 def expect_shape(name: str, tensor: torch.Tensor, wanted: tuple[int, ...]) -> torch.Tensor:
@@ -150,12 +152,17 @@ def _refuse_transforms(info: CheckpointInfo, stored: Mapping[str, StoredLinear])
 class AffineLoader(WeightLoader):
     """Serves the linears of one checkpoint whose headers have been read into ``stored``."""
 
+    types: ClassVar[Mapping[str, Mapping[str, tuple[str, ...]]]] = {}
+    """By layout and role: safetensors types that differ from what the role usually has."""
+
     def __init__(
         self, info: CheckpointInfo, config: AffineConfig, stored: Mapping[str, StoredLinear]
     ) -> None:
         self.info = info
         self.config = config
         self.stored = stored
+        for linear in stored.values():
+            check_types(info, linear, self.types.get(linear.layout, {}))
         _refuse_transforms(info, stored)
         refuse_packed_embeddings({name: s.tensors.values() for name, s in stored.items()})
 
@@ -198,10 +205,8 @@ class AffineLoader(WeightLoader):
         """One linear as an ``AffineWeight``, cut to ``spec.shard``."""
         linear = self._find(spec.name)
         least = linear.in_features - linear.spare_inputs
-        if (
-            linear.out_features < spec.out_features
-            or not least <= spec.in_features <= linear.in_features
-        ):
+        most = linear.in_features + linear.extra_inputs
+        if linear.out_features < spec.out_features or not least <= spec.in_features <= most:
             tensors = {t: list(self.info.tensor_shapes[t]) for t in linear.tensors.values()}
             raise CheckpointError(
                 f"{spec.name}: the model wants [{spec.out_features}, {spec.in_features}], but "
@@ -209,6 +214,7 @@ class AffineLoader(WeightLoader):
                 "is config.json that of another model?"
             )
         weight = self.read_weight(replace(linear, in_features=spec.in_features), reader)
+        check_finite(linear, weight)
         weight.out_features = spec.out_features
         if weight.input_scale is not None:
             weight.input_scale = weight.input_scale.to(spec.dtype)
@@ -224,6 +230,25 @@ class AffineLoader(WeightLoader):
         if name not in self.stored:
             raise CheckpointError(f"no quantised tensors are stored for the linear {name}")
         return self.stored[name]
+
+
+def _beside(info: CheckpointInfo, module: str) -> dict[str, list[int]]:
+    """Shape of every tensor of ``module``, by name."""
+    start = f"{module}."
+    return {
+        name: list(shape) for name, shape in info.tensor_shapes.items() if name.startswith(start)
+    }
+
+
+def _modules_without_codes(
+    info: CheckpointInfo, linears: Mapping[str, StoredLinear]
+) -> Iterator[str]:
+    """Modules with what belongs to codes, zeros or a group index, but neither codes nor weight."""
+    for suffix in (".qzeros", ".g_idx"):
+        for name in module_names(info, suffix):
+            kept = (f"{name}.{leaf}" in info.tensor_shapes for leaf in ("qweight", "weight"))
+            if name not in linears and not any(kept):
+                yield name
 
 
 def _named(config: AffineConfig) -> str:
@@ -287,20 +312,25 @@ class AffineFormat(WeightFormat):
         self, info: CheckpointInfo, config: AffineConfig, linears: Mapping[str, StoredLinear]
     ) -> None:
         """Raises ``CheckpointError`` for packed codes whose other tensors fit no layout."""
-        for name in packed_modules(info, ".qweight"):
+        words = dict.fromkeys(module_names(info, ".qweight"), "qweight")
+        words |= dict.fromkeys(packed_modules(info, ".B"), "B")
+        for name, role in words.items():
             if name not in linears and f"{name}.weight" not in info.tensor_shapes:
-                start = f"{name}."
-                found = {t: list(s) for t, s in info.tensor_shapes.items() if t.startswith(start)}
                 raise CheckpointError(
-                    f"tensor {name}.qweight and those beside it fit no layout of {self.name}: "
-                    f"wanted {self.wanted_shapes}, found {found} ({_named(config)})"
+                    f"tensor {name}.{role} and those beside it fit no layout of {self.name}: "
+                    f"wanted {self.wanted_shapes}, found {_beside(info, name)} ({_named(config)})"
                 )
+        for name in _modules_without_codes(info, linears):
+            raise CheckpointError(
+                f"tensor {name}.qweight is missing: found {_beside(info, name)} of that linear. "
+                "A file of the checkpoint may be missing or cut short."
+            )
 
     def open(self, info: CheckpointInfo) -> WeightLoader:
         """A loader for every linear stored in this format."""
         config = AffineConfig.find(info)
         linears = self._linears(info, config)
-        if self._is_named(config):
+        if self._is_named(config) or not linears:
             self._refuse_misshapen(info, config, linears)
         if not linears:
             raise CheckpointError(

@@ -246,9 +246,20 @@ def unread(registry: PluginRegistry, info: CheckpointInfo) -> PluginError:
     if own:
         said = f"{own[0].item.name} of {own[0].record.label} does not claim it."
         return PluginError("\n".join([*lines, f"{said} {refusal(own[0], info)}".rstrip()]))
+    if not method:
+        lines += damage(registry, info)
     if method and not turned_off and re.fullmatch(r"[a-z0-9-]+", spelling(method)):
         turned_off = [f"pip install {package}"]
     return PluginError("\n".join([*lines, *turned_off]))
+
+
+def damage(registry: PluginRegistry, info: CheckpointInfo) -> list[str]:
+    """What the formats that know some tensors of a checkpoint find wrong with them, one line each:
+    for files that say nothing of how they were quantised."""
+    said = [(offer.item.name, refusal(offer, info)) for offer in registry.weight_formats()]
+    return [
+        f"As {name}: {text}" for name, text in said if any(n in text for n in info.tensor_names)
+    ]
 
 
 def disabled_lines(registry: PluginRegistry, package: str) -> list[str]:

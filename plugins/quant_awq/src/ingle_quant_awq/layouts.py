@@ -24,19 +24,23 @@ from dataclasses import replace
 from typing import Final
 
 from ingle.plugin import CheckpointError, CheckpointInfo
+from ingle.plugin.affine_checks import FLOATS
 from ingle.plugin.affine_config import AffineConfig
 from ingle.plugin.affine_loader import (
     StoredLinear,
     choose_bits,
     element_bits,
+    fragment_size,
     module_names,
     module_tensors,
     packed_modules,
 )
 from ingle.plugin.affine_words import candidate_bits
 
+GEMV_FAST_RUN: Final = 64
+"""Inputs that one row of a gemv_fast weight keeps together."""
+
 _ROLES = ("qweight", "scales", "qzeros", "scaled_zeros")
-_FLOATS = ("F16", "BF16", "F32")
 
 INPUT_DIVISOR: Final = "input_divisor"
 """Role of an activation's ``scales`` (AutoAWQ's ScaledActivation): the input is divided by it."""
@@ -60,7 +64,8 @@ def _classify(info: CheckpointInfo, config: AffineConfig, name: str) -> StoredLi
     if shapes["qweight"][0] == shapes["scales"][0]:
         return _gemv(name, tensors, shapes)
     if "qzeros" not in tensors and shapes["qweight"][1] == 2 * shapes["scales"][1]:
-        return _linear(name, "marlin", 4, (shapes["scales"][1], 16 * shapes["qweight"][0]), tensors)
+        size = fragment_size(shapes["qweight"], shapes["scales"])
+        return None if size is None else _linear(name, "marlin", 4, size, tensors)
     return _gemm(info, config, name, tensors)
 
 
@@ -80,7 +85,7 @@ def _linear(
 
 def _has_float_zeros(info: CheckpointInfo, tensors: Mapping[str, str]) -> bool:
     zeros = tensors.get("scaled_zeros") or tensors.get("qzeros")
-    return zeros is not None and info.tensor_dtypes[zeros] in _FLOATS
+    return zeros is not None and info.tensor_dtypes[zeros] in FLOATS
 
 
 def _gemv_fast(
@@ -88,9 +93,9 @@ def _gemv_fast(
 ) -> StoredLinear | None:
     rows, inputs = shapes["qweight"]
     outputs = shapes["scales"][1]
-    return (
-        _linear(name, "gemv_fast", 4, (outputs, inputs), tensors) if rows * 4 == outputs else None
-    )
+    if rows * 4 != outputs or inputs % GEMV_FAST_RUN:
+        return None
+    return _linear(name, "gemv_fast", 4, (outputs, inputs), tensors)
 
 
 def _gemv(

@@ -15,6 +15,7 @@ from ingle.plugin.affine_loader import (
     expect_shape,
     infer_group_size,
     integer_zeros,
+    no_zeros,
     owned,
 )
 from ingle.plugin.affine_packing import pack_bits, repack_words, unpack_bits
@@ -70,7 +71,7 @@ class AwqReader:
     ) -> torch.Tensor | None:
         """uint8 [G, N], or None when none are stored or all are the middle."""
         if "qzeros" not in linear.tensors:
-            return None
+            return no_zeros(self.config, linear)
         name = linear.tensors["qzeros"]
         words = expect_shape(
             name, reader.get(name), (num_groups, self._shape(linear, "qweight")[1])
@@ -86,7 +87,7 @@ class AwqReader:
 
     def _group_size(self, linear: StoredLinear, num_groups: int) -> int:
         stated = self.config.module(linear.name).group_size
-        return infer_group_size(linear.in_features, num_groups, stated)
+        return infer_group_size(linear.in_features, num_groups, stated, linear.tensors["scales"])
 
     def _read_gemv(self, linear: StoredLinear, reader: TensorReader) -> AffineWeight:
         """Codes and zeros in natural order along the inputs; columns past G are padding."""

@@ -25,6 +25,7 @@ from ingle.plugin.affine_loader import (
     StoredLinear,
     choose_bits,
     element_bits,
+    fragment_size,
     module_tensors,
     packed_modules,
 )
@@ -52,15 +53,15 @@ def _fragments(info: CheckpointInfo, name: str) -> StoredLinear | None:
     shapes = [info.tensor_shapes[tensor] for tensor in tensors.values()]
     if len(shapes) != 2 or any(len(shape) != 2 for shape in shapes):
         return None
-    words, scales = shapes
-    if words[1] != 2 * scales[1]:
+    size = fragment_size(*shapes)
+    if size is None:
         return None
     return StoredLinear(
         name=name,
         layout="fragments",
         bits=4,
-        out_features=scales[1],
-        in_features=words[0] * 16,
+        out_features=size[0],
+        in_features=size[1],
         tensors=tensors,
     )
 
@@ -82,7 +83,7 @@ def _plain(info: CheckpointInfo, config: AffineConfig, name: str) -> StoredLinea
     bits = _bits(info, config, name, tensors)
     if bits is None:
         return None
-    in_features, spare = _inputs(info, tensors, bits)
+    in_features, spare, extra = _inputs(info, config, name, tensors, bits)
     planar = config.layout == "gptq_p" and bits in PLANAR_BITS
     return StoredLinear(
         name=name,
@@ -91,6 +92,7 @@ def _plain(info: CheckpointInfo, config: AffineConfig, name: str) -> StoredLinea
         out_features=words[1],
         in_features=in_features,
         spare_inputs=spare,
+        extra_inputs=extra,
         tensors=tensors,
     )
 
@@ -143,11 +145,18 @@ def _bits(
     return choose_bits(widths, stated)
 
 
-def _inputs(info: CheckpointInfo, tensors: dict[str, str], bits: int) -> tuple[int, int]:
-    """K, and how many fewer would fill the same words: 0 when the group index states it."""
+def _inputs(
+    info: CheckpointInfo, config: AffineConfig, name: str, tensors: dict[str, str], bits: int
+) -> tuple[int, int, int]:
+    """K, and how many inputs fewer and more would fill the same words: 0 when the group index
+    states it. Of several K that fit the stated groups the roundest is taken, 72 before 74."""
     if "g_idx" in tensors:
-        return info.tensor_shapes[tensors["g_idx"]][0], 0
+        return info.tensor_shapes[tensors["g_idx"]][0], 0, 0
     word_bits = element_bits(info, tensors["qweight"])
     rows = info.tensor_shapes[tensors["qweight"]][0]
-    most = rows * word_bits // bits
-    return most, most - (rows - 1) * word_bits // bits - 1
+    fewest, most = (rows - 1) * word_bits // bits + 1, rows * word_bits // bits
+    fitting = range(fewest, most + 1)
+    groups, size = info.tensor_shapes[tensors["scales"]][0], config.module(name).group_size or 0
+    grouped = [k for k in fitting if size > 0 and -(-k // size) == groups]
+    likeliest = max(grouped or fitting, key=lambda k: k & -k, default=most)
+    return likeliest, likeliest - fewest, most - likeliest

@@ -19,6 +19,7 @@ from ingle.plugin.affine_loader import (
     expect_shape,
     infer_group_size,
     integer_zeros,
+    no_zeros,
     owned,
 )
 from ingle.plugin.affine_packing import num_words, pack_bits, repack_words, unpack_bits
@@ -86,7 +87,7 @@ class GptqReader:
     ) -> torch.Tensor | None:
         """uint8 [G, N], or None when all are in the middle, stored or not."""
         if "qzeros" not in linear.tensors:
-            return None
+            return no_zeros(self.config, linear)
         name = linear.tensors["qzeros"]
         word_bits = element_bits(self.info, name)
         width = num_words(linear.out_features, linear.bits, word_bits)
@@ -116,7 +117,7 @@ class GptqReader:
         if g_idx is not None and not means_sequence(g_idx, num_groups):
             return checked_group_ids(g_idx, num_groups, linear.tensors["g_idx"])
         stated = self.config.module(linear.name).group_size
-        size = infer_group_size(linear.in_features, num_groups, stated)
+        size = infer_group_size(linear.in_features, num_groups, stated, linear.tensors["scales"])
         return torch.arange(linear.in_features) // size
 
     def _read_float_zeros(self, linear: StoredLinear, reader: TensorReader) -> AffineWeight:
@@ -127,7 +128,9 @@ class GptqReader:
         )
         return AffineWeight(
             bits=linear.bits,
-            group_size=infer_group_size(linear.in_features, scales.shape[1], None),
+            group_size=infer_group_size(
+                linear.in_features, scales.shape[1], None, linear.tensors["scales"]
+            ),
             in_features=linear.in_features,
             out_features=linear.out_features,
             codes=self._codes(linear, reader),
