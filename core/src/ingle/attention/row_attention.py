@@ -27,26 +27,17 @@ PIECE = 16
 """Tokens of a piece; blocks are whole pieces."""
 
 
-def attend_rows(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    table: torch.Tensor,
-    last: torch.Tensor,
-    scale: torch.Tensor,
-    out: torch.Tensor,
-) -> None:
+def attend_rows(query: torch.Tensor, *rest: torch.Tensor) -> None:
     """Attention of rows to their own sequences, in float32.
 
     Args:
         query: bfloat16 [R, H, G, D].
-        keys: bfloat16 [H, P, S, D].
-        values: The same.
-        table: int64 [R, N]: each sequence's pieces; any piece past its end.
-        last: int32 [R]: the last token that each row sees, counted from its sequence's first.
-        scale: float32 [1], a factor on the logits.
-        out: Takes the result, bfloat16 [R, H, G, D].
+        rest: Keys and values, each bfloat16 [H, P, S, D]; each sequence's pieces int64 [R, N], any
+            past its end; the last token that each row sees int32 [R], counted from its sequence's
+            first; a factor on the logits float32 [1]; and what takes the result, bfloat16
+            [R, H, G, D].
     """
+    keys, values, table, last, scale, out = rest
     at = torch.arange(table.shape[1] * PIECE, dtype=torch.int32).view(-1, PIECE)
     is_read = at <= last.view(-1, 1, 1)
     rows = (query.float() * scale).transpose(0, 1).contiguous()
