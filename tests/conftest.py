@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -11,10 +10,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-
-# Before torch is loaded. On AMD's processors MKL adds in an order that depends on where in memory a
-# matrix begins, unless it is told not to; tests that compare bits place the same matrix twice.
-os.environ.setdefault("MKL_CBWR", "AUTO")
 
 QUANTIZE = Path(__file__).parent / "quantize"
 

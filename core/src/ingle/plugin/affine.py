@@ -144,7 +144,8 @@ class AffineWeight(LinearWeight):
         codes = self.unpacked_codes(start, stop).to(torch.float32)
         columns = slice(start, stop)
         is_equal = self.has_equal_groups
-        grouped = codes.view(codes.shape[0], self.num_groups, -1) if is_equal else codes
+        shape = (codes.shape[0], self.num_groups, self.group_size)
+        grouped = codes.view(shape) if is_equal else codes
         scales = self._per_input(self.scales[:, columns])
         if self.offsets is not None:
             grouped.mul_(scales).add_(self._per_input(self.offsets[:, columns]))
