@@ -118,7 +118,8 @@ def load_function(path: Path, source: Compilable) -> Runner | None:
 def _is_right(found: torch.Tensor, wanted: torch.Tensor, max_error: float) -> bool:
     if not max_error:
         return torch.equal(found, wanted)
-    return torch.allclose(found.double(), wanted.double(), rtol=max_error, atol=0)
+    typical = float(wanted.double().square().mean().sqrt())
+    return torch.allclose(found.double(), wanted.double(), rtol=max_error, atol=max_error * typical)
 
 
 def example_arguments(source: Compilable) -> tuple[torch.Tensor, ...]:

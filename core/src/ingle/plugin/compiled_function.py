@@ -31,7 +31,8 @@ class Compilable:
             between calls, or a multiple of such a one: ``(64, "blocks")``.
         usual: A size for every name, typical of calls whose speed matters.
         max_relative_error: How far any element of the result may lie from the function's, relative
-            to it; 0 for functions whose bits do not depend on who computes them.
+            to it or, of sums that cancel, to the root of all elements' mean square; 0 for functions
+            whose bits do not depend on who computes them.
         is_written_out: Whether its sums are long expressions, term by term: the compiler is not to
             cut them into pieces, and may contract products and sums.
     """
