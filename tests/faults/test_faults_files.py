@@ -30,7 +30,9 @@ def copied(demo_model_dir: Path, tmp_path: Path) -> Iterator[tuple[LiveServer, P
     """A server whose model's files are the test's own, and the weights' file."""
     folder = shutil.copytree(demo_model_dir, tmp_path / "model")
     flags = ("--enforce-eager", "--served-model-name", "demo", "--max-model-len", "512")
-    with live_server(tmp_path, folder, *flags) as server:
+    # Without it every answer is computed the same way, to the bit.
+    plain = "--no-enable-prefix-caching"
+    with live_server(tmp_path, folder, *flags, plain) as server:
         yield server, next(folder.glob("*.safetensors"))
 
 
