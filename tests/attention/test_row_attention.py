@@ -94,6 +94,20 @@ def test_rows_are_those_of_the_sequences_alone(groups: int, block: int) -> None:
     assert found.isfinite().all()
 
 
+def test_what_lies_behind_a_sequences_end_reaches_no_row() -> None:
+    cache, step = filled(64, NativeKVCache()), batch(64)
+    query = torch.randn(len(LENGTHS), 6, 80).bfloat16()
+    rows = RowAttention(SCALE, 3, 80)
+    counted(rows)
+    wanted = PagedCPUAttention(SCALE, rows=rows)(query, cache, step)
+    for one in step.spans:
+        block, used = one.block_table[-1], (one.seq_len - 1) % 64 + 1
+        slots = torch.arange(block * 64 + used, (block + 1) * 64)
+        nothing = torch.full((len(slots), 2, 80), torch.nan).bfloat16()
+        cache.write(nothing, nothing, slots)
+    assert torch.equal(PagedCPUAttention(SCALE, rows=rows)(query, cache, step), wanted)
+
+
 def test_what_it_does_not_know_goes_the_other_way() -> None:
     rows = RowAttention(SCALE, 3, 80)
     calls = counted(rows)

@@ -42,7 +42,9 @@ def attend_rows(query: torch.Tensor, *rest: torch.Tensor) -> None:
     is_read = at <= last.view(-1, 1, 1)
     rows = (query.float() * scale).transpose(0, 1).contiguous()
     rows = torch.as_strided(rows, rows.shape, rows.stride())  # written once, not in every product
-    key, value = keys[:, table].float(), values[:, table].float()
+    key = keys[:, table].float()
+    # What a failed request left behind a sequence's end may be no number, and 0 * NaN is not 0.
+    value = torch.where(is_read.unsqueeze(-1), values[:, table].float(), 0.0)
     # Written out for every head of a group, so that one loop over the keys serves them all.
     groups = range(query.shape[2])
     logits = [(rows[:, :, g, None, None] * key).sum(-1) for g in groups]
