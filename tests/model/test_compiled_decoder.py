@@ -147,6 +147,24 @@ def test_a_segment_writes_the_cache_as_the_layers_do(tmp_path: Path, demo_model_
         assert relative_error(store.tensors()["data"].float(), before.float()) < 1.5e-2
 
 
+def test_what_lies_behind_a_sequences_end_reaches_no_logits(
+    tmp_path: Path, demo_model_dir: Path
+) -> None:
+    """A request that failed may have left no numbers in a block that another has now."""
+    runner = open_core(save_tiny(tmp_path, demo_model_dir)).runner
+    assert isinstance(runner, ModelRunner)
+    assert isinstance(runner.model, Decoder)
+    runner.model = eager_decoder(runner, runner.model)
+    token_ids = list(range(20, 40))
+
+    def answers(left: float) -> torch.Tensor:
+        for store in stores(runner):
+            store.tensors()["data"].fill_(left)
+        return torch.cat([step(runner, token_ids[: at + 1], at) for at in range(len(token_ids))])
+
+    assert torch.equal(answers(torch.nan), answers(0.0))
+
+
 def stores(runner: ModelRunner) -> list[KVStore]:
     return [store for cache in runner.caches for store in (cache.k_store, cache.v_store)]
 

@@ -116,7 +116,9 @@ def _attend(
         query = query @ k_constants[0]
     query = query.view(shape.num_kv_heads, groups, 1, 1, shape.head_dim)
     key = _read(shape.k_side, keys, blocks, k_constants)
+    # What a failed request left behind the sequence's end may be no number, and 0 * NaN is not 0.
     value = _read(shape.v_side, values, blocks, v_constants)
+    value = torch.where(is_read.unsqueeze(-1), value, 0.0)
     # Written out for every head of a group, so that one loop over the keys serves them all.
     logits = [(query[:, g] * key).sum(-1) for g in range(groups)]
     logits = [torch.where(is_read, one, -torch.inf) for one in logits]
